@@ -7,14 +7,15 @@ set(FERRY_CUDA_RELEASE_ARCHITECTURES 80 86-real 89-real 90a-real 100-real 120)
 # Where there is no GPU: 8.0 and 9.0 as machine code, the others by PTX.
 set(FERRY_CUDA_USUAL_ARCHITECTURES 80 90a-real)
 
-# The entries for GPUs of these compute capabilities ("9.0"), each once.
+# The entries for GPUs of these compute capabilities ("9.0"), each once. Kernels do not compile for those
+# before 8.0, which are left out.
 function(ferry_cuda_targets_of variable)
   set(targets "")
   foreach(capability IN LISTS ARGN)
     string(STRIP "${capability}" capability)
     if(capability STREQUAL "9.0")
       list(APPEND targets 90a-real)
-    elseif(capability MATCHES "^([0-9]+)[.]([0-9])$")
+    elseif(capability MATCHES "^([89]|[1-9][0-9])[.]([0-9])$")
       list(APPEND targets ${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real)
     endif()
   endforeach()

@@ -54,6 +54,7 @@ std::optional<TorchAbi> Load() {
   }
   if (!found) return std::nullopt;
   FindCuda(&abi);
+  (void)Find(torch, "torch_exception_get_what_without_backtrace", &abi.why);
   return abi;
 }
 

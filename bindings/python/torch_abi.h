@@ -34,6 +34,8 @@ struct TorchAbi {
   TorchError (*current_cuda_stream)(std::int32_t device, void** stream) = nullptr;
   TorchError (*create_cuda_guard)(std::int32_t device, void** guard) = nullptr;
   TorchError (*delete_cuda_guard)(void* guard) = nullptr;
+  // Null where torch is older than this function.
+  const char* (*why)() = nullptr;  // what the last function that failed on this thread says
   // Numbers that torch gives to element types and devices, in the order of kTorchTypeNames.
   static constexpr std::size_t kTypes = 12;
   static constexpr std::size_t kUint8 = 7;  // index of uint8

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "bindings/python/errors.h"
@@ -39,8 +40,12 @@ using kernels::Tensor;
 
 const TorchAbi* torch_abi = nullptr;  // set before a kernel is registered
 
-void CheckTorch(TorchError ended) {
-  if (ended != 0) throw Raised(Error(Code::kInternal, "torch's C ABI refused a tensor"));
+// Throws what torch says of an error of its own, such as of no memory, behind `what`.
+void CheckTorch(TorchError ended, const char* what) {
+  if (ended == 0) return;
+  const char* const why = torch_abi->why != nullptr ? torch_abi->why() : nullptr;
+  throw std::runtime_error(fmt::format(
+      "{}: {}", what, why != nullptr ? why : "torch refused it, and standard error says why"));
 }
 
 // The last error that a kernel threw on this thread. Torch raises every C++ exception as
@@ -85,13 +90,14 @@ class TorchCall {
 
   // `kinds` has a letter for each argument: T tensor, M tensor or None, n a number. The op runs
   // where the tensor argument `place` is.
-  TorchCall(TorchValue* stack, const char* kinds, std::size_t place) : stack_(stack) {
+  TorchCall(TorchValue* stack, const char* kinds, std::size_t place)
+      : TorchCall(stack) {  // so that the destructor runs if this throws
     for (std::size_t i = 0; kinds[i] != '\0'; ++i) {
       values_[i] = stack[i];
       if (kinds[i] == 'T') tensors_[i] = HandleIn(stack[i]);
       if (kinds[i] == 'M') tensors_[i] = TakeOptional(stack[i]);
     }
-    ordinal_ = OrdinalOf(tensors_[place]);
+    ordinal_ = OrdinalOf(tensors_[place], "an argument");
   }
   TorchCall(const TorchCall&) = delete;
   TorchCall& operator=(const TorchCall&) = delete;
@@ -165,6 +171,8 @@ class TorchCall {
   }
 
  private:
+  explicit TorchCall(TorchValue* stack) : stack_(stack) {}
+
   static TorchHandle HandleIn(TorchValue value) {
     return static_cast<TorchHandle>(cuda::PointerTo(value));
   }
@@ -180,34 +188,36 @@ class TorchCall {
     CheckTorch(torch_abi->empty_strided(made->rank, made->shape.data(), made->stride.data(),
                                         torch_abi->types[static_cast<std::size_t>(made->dtype)],
                                         ordinal_ < 0 ? torch_abi->cpu : torch_abi->cuda,
-                                        ordinal_ < 0 ? 0 : ordinal_, handle));
-    CheckTorch(torch_abi->get_data_ptr(*handle, &made->data));
+                                        ordinal_ < 0 ? 0 : ordinal_, handle),
+               "a result");
+    CheckTorch(torch_abi->get_data_ptr(*handle, &made->data), "a result");
   }
-  static int OrdinalOf(TorchHandle tensor) {
+  static int OrdinalOf(TorchHandle tensor, const char* argument) {
     std::int32_t type = 0;
     std::int32_t index = 0;
-    CheckTorch(torch_abi->get_device_type(tensor, &type));
+    CheckTorch(torch_abi->get_device_type(tensor, &type), argument);
     if (type == torch_abi->cpu) return -1;
-    CheckTorch(torch_abi->get_device_index(tensor, &index));
+    CheckTorch(torch_abi->get_device_index(tensor, &index), argument);
     return index;
   }
   Tensor View(TorchHandle from, const char* argument) const {
-    if (const int index = OrdinalOf(from); index != ordinal_) ThrowElsewhere(argument, index);
+    if (const int index = OrdinalOf(from, argument); index != ordinal_)
+      ThrowElsewhere(argument, index);
     std::int64_t rank = 0;
     std::int32_t dtype = 0;
     std::int64_t* sizes = nullptr;
     std::int64_t* strides = nullptr;
-    CheckTorch(torch_abi->get_dim(from, &rank));
-    CheckTorch(torch_abi->get_dtype(from, &dtype));
-    CheckTorch(torch_abi->get_sizes(from, &sizes));
-    CheckTorch(torch_abi->get_strides(from, &strides));
+    CheckTorch(torch_abi->get_dim(from, &rank), argument);
+    CheckTorch(torch_abi->get_dtype(from, &dtype), argument);
+    CheckTorch(torch_abi->get_sizes(from, &sizes), argument);
+    CheckTorch(torch_abi->get_strides(from, &strides), argument);
     Tensor view;
     view.dtype = TypeOf(dtype, argument);
     if (rank > kernels::kMaxRank) {
       throw Raised(Error(Code::kInvalidArgument, fmt::format("{}: has {} sizes; it can have {}",
                                                              argument, rank, kernels::kMaxRank)));
     }
-    CheckTorch(torch_abi->get_data_ptr(from, &view.data));
+    CheckTorch(torch_abi->get_data_ptr(from, &view.data), argument);
     view.rank = static_cast<int>(rank);
     for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {
       view.shape[d] = sizes[d];
@@ -227,8 +237,8 @@ class TorchCall {
   Status RunOnGpu(const Args& args, Status (*on_gpu)(const Args&, cuda::StreamRef)) const {
     void* stream = nullptr;
     void* guard = nullptr;
-    CheckTorch(torch_abi->current_cuda_stream(ordinal_, &stream));
-    CheckTorch(torch_abi->create_cuda_guard(ordinal_, &guard));
+    CheckTorch(torch_abi->current_cuda_stream(ordinal_, &stream), "the current stream");
+    CheckTorch(torch_abi->create_cuda_guard(ordinal_, &guard), "the device");
     Status ended = on_gpu(args, cuda::StreamRef::Foreign(ordinal_, stream));
     torch_abi->delete_cuda_guard(guard);
     return ended;
@@ -514,7 +524,8 @@ bool RegisterTorchOp(const std::string& name, const std::string& key, const std:
   if (cuda && (torch_abi->current_cuda_stream == nullptr || planned)) return false;
   void*& library = libraries[cuda ? 1 : 0];
   if (library == nullptr) {
-    CheckTorch(torch_abi->library_init("tensorferry", key.c_str(), "tensorferry", 0, &library));
+    CheckTorch(torch_abi->library_init("tensorferry", key.c_str(), "tensorferry", 0, &library),
+               "the library of ops");
   }
   constexpr std::uint64_t kAbi =
       (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);  // torch 2.10

@@ -269,13 +269,16 @@ Status LoadCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {
   if (launched || launched.error().code() != Code::kUnsupported) return launched;
   FERRY_TRY_ASSIGN(const auto device, api->Describe(stream.ordinal()));
   const std::string targets = cuda::DeviceCodeTargets();
+  const std::string target = cuda::TargetFor(device.compute_major, device.compute_minor);
   return Error(
       Code::kUnsupported,
       fmt::format("GPU {} ({}, compute capability {}.{}) cannot run the kernels of this build, "
-                  "which has code for {}: {}, -DFERRY_CUDA_ARCH={} (CMAKE_CUDA_ARCHITECTURES)",
+                  "which has code for {}: {}{}",
                   stream.ordinal(), device.name, device.compute_major, device.compute_minor,
                   targets.empty() ? "no GPU" : targets, launched.error().message(),
-                  cuda::TargetFor(device.compute_major, device.compute_minor)));
+                  target.empty()
+                      ? "; kernels need compute capability 8.0 or later"
+                      : fmt::format(", -DFERRY_CUDA_ARCH={} (CMAKE_CUDA_ARCHITECTURES)", target)));
 }
 
 Result<bool> HaveCopyKernels(cuda::DeviceApi* api, cuda::StreamRef stream) {

@@ -83,6 +83,8 @@ bool SaysNoCode(std::string_view message) noexcept {
 }
 
 std::string TargetFor(int major, int minor) {
+  constexpr int kFirstMajor = 8;
+  if (major < kFirstMajor) return "";
   const bool hopper = major == 9 && minor == 0;
   return fmt::format("{}{}{}-real", major, minor, hopper ? "a" : "");
 }

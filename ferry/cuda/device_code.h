@@ -30,7 +30,8 @@ inline constexpr const char* kBuildForThisGpu = "build with FERRY_CUDA_ARCH for 
 // Whether this is the message of such an error.
 bool SaysNoCode(std::string_view message) noexcept;
 
-// The entry to build with for such a GPU: "86-real"; "90a-real" for 9.0, whose code has wgmma.
+// The entry to build with for such a GPU: "86-real"; "90a-real" for 9.0, whose code has wgmma; ""
+// before 8.0, for which kernels do not compile.
 std::string TargetFor(int major, int minor);
 
 }  // namespace ferry::cuda

@@ -53,6 +53,7 @@ TEST(DeviceCode, NamesWhatToBuildWith) {
   EXPECT_EQ(TargetFor(8, 6), "86-real");
   EXPECT_EQ(TargetFor(9, 0), "90a-real");
   EXPECT_EQ(TargetFor(12, 0), "120-real");
+  EXPECT_EQ(TargetFor(7, 5), "") << "kernels do not compile for it";
 }
 
 TEST(DeviceCode, ThatIsMissingIsToldFromOtherRefusals) {

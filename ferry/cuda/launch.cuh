@@ -36,10 +36,15 @@ Error LaunchError(int number, const char* name, StreamRef stream,
 // so that it can wait. Cached; false where CUDA does not answer. Any thread.
 bool CanBeginEarly(const void* kernel, StreamRef stream);
 
-// The error for a kernel that was refused `dynamic` bytes of shared memory: kUnsupported if the
-// stream's device has less for a thread block, else CUDA's error.
-Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
-                        StreamRef stream);
+// Lets thread blocks of the kernel have `dynamic` bytes of shared memory on the stream's device,
+// which is current, and no fewer than earlier calls for it have asked for: the kernel has one
+// limit, and another thread may be between its call and its launch. `set` tells CUDA the limit, and
+// returns its error. Any thread. Errors: kUnsupported if the device has less for a thread block,
+// else CUDA's.
+int SetSharedMemoryLimit(const void* kernel, std::size_t bytes);
+Status AllowSharedMemory(const void* kernel, std::size_t dynamic, const char* name,
+                         StreamRef stream,
+                         int (*set)(const void*, std::size_t) = SetSharedMemoryLimit);
 
 // Queues the kernel. `name` is for errors. The stream's device must be current: it is inside
 // Kernel::launch; elsewhere use a ScopedDevice. Errors: those of the launch itself; kUnsupported
@@ -69,11 +74,8 @@ Status Launch(StreamRef stream, const char* name, const LaunchConfig& config,
   }
   // Does no work on a stream, so it is allowed during a capture.
   if (config.shared_bytes > kUsualSharedBytes) {
-    const cudaError_t refused = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes));
-    if (refused != cudaSuccess) {
-      return SharedMemoryError(refused, function, config.shared_bytes, name, stream);
-    }
+    const Status allowed = AllowSharedMemory(function, config.shared_bytes, name, stream);
+    if (!allowed) return allowed;
   }
   const cudaError_t error =
       cudaLaunchKernelEx(&launch, kernel, std::forward<Arguments>(arguments)...);

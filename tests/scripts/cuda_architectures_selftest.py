@@ -48,6 +48,10 @@ class CudaArchitectures(unittest.TestCase):
         self.assertEqual(self.found("AUTO", "echo 9.0; echo 9.0"), "<90a-real>")
         self.assertEqual(self.found("AUTO", "echo 8.6; echo 12.0"), "<86-real;120-real>")
 
+    def test_gpus_for_which_kernels_do_not_compile_are_left_out(self):
+        self.assertEqual(self.found("AUTO", "echo 7.5; echo 8.6"), "<86-real>")
+        self.assertEqual(self.found("AUTO", "echo 7.5"), "<80;90a-real>")
+
     def test_a_release_has_all(self):
         self.assertEqual(self.found("RELEASE"), "<80;86-real;89-real;90a-real;100-real;120>")
 

@@ -128,7 +128,7 @@ def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0
     slots = slot_mapping[kept].long()
     block, place = slots // k_cache.shape[1], slots % k_cache.shape[1]
     for tokens, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-        stored = tokens[kept]
+        stored = tokens[kept].unflatten(-1, cache.shape[2:]) if tokens.dim() == 2 else tokens[kept]
         if cache.dtype != tokens.dtype:
             stored = (stored.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         cache.view(torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype)[block, place] = (
@@ -294,10 +294,17 @@ def sample(
     logits, temperatures=None, top_k=None, top_p=None, seed=0, step=0, seeds=None, steps=None
 ):
     """As our kernel but for the random numbers, which are torch's."""
+    logits = logits.float()
+    logits = logits.masked_fill(logits.isnan(), float("-inf"))  # which are not chosen
     if temperatures is None:
         return logits.argmax(-1)
+    # A tensor without sizes is that of one row.
+    temperatures, top_k, top_p, seeds, steps = (
+        x if x is None else x.reshape(-1) for x in (temperatures, top_k, top_p, seeds, steps)
+    )
     greedy = ~(temperatures >= 1e-5)
-    scores = logits.float() / temperatures.where(~greedy, 1.0).unsqueeze(-1)
+    # An infinite temperature would make minus infinity NaN.
+    scores = logits / temperatures.clamp(max=2.0**126).where(~greedy, 1.0).unsqueeze(-1)
     if top_k is not None:
         counts = top_k.long().where(top_k > 0, scores.shape[-1]).clamp(max=scores.shape[-1])
         least = scores.sort(-1, descending=True).values.gather(-1, counts.unsqueeze(-1) - 1)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tensorferry import _core, _formulas, _gradients
+from tensorferry import _core, _formulas, _gradients, errors
 
 _kernels = _core.kernels
 _library = torch.library.Library("tensorferry", "DEF")
@@ -80,6 +80,21 @@ def _counting(op):
     return call
 
 
+def _on_one_device(name, fake):
+    """The fake, which torch also calls where only some tensors are fake: its result is memory that nobody fills."""
+
+    def checked(*arguments, **named):
+        every = (*arguments, *named.values())
+        devices = sorted({str(x.device) for x in every if isinstance(x, torch.Tensor)})
+        if len(devices) > 1:
+            raise errors.InvalidArgument(
+                f"{name}: tensors are on {' and '.join(devices)}; all must be on one device"
+            )
+        return fake(*arguments, **named)
+
+    return checked
+
+
 def _define(defined, name, rest, function, fake):
     """The op `name` under the name `defined`, rest: of its schema. Returns whether it is in C++."""
     _library.define(f"{defined}({rest}")
@@ -91,6 +106,7 @@ def _define(defined, name, rest, function, fake):
             _library.impl(defined, function, "CUDA")
     else:
         _library.impl(defined, getattr(_formulas, name), "CUDA")
+    fake = _on_one_device(name, fake)
     torch.library.register_fake(f"tensorferry::{defined}", fake, lib=_library)
     return is_native
 

@@ -54,8 +54,10 @@ __all__ = [
 
 
 def _concerns_autograd(arguments, named):
-    """Whether a call may need a gradient, or is traced: graphs name the public op."""
+    """Whether a call may need a gradient, or is traced: graphs and dispatch modes see the public op."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return True
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing():
         return True
     if not torch.is_grad_enabled():
         return False
@@ -65,7 +67,7 @@ def _concerns_autograd(arguments, named):
 
 
 def _torch_op(name, *arguments, **named):
-    if not KERNELS_AVAILABLE or (_without_code and _gpu_of(arguments) in _without_code):
+    if not KERNELS_AVAILABLE or (_without_code and _gpu_of(arguments, named) in _without_code):
         return getattr(_formulas, name)(*arguments, **named)
     if name in _torch_ops.without_autograd and not _concerns_autograd(arguments, named):
         op = _torch_ops.without_autograd[name]
@@ -78,21 +80,24 @@ def _torch_op(name, *arguments, **named):
     except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++
         refusal = _core.kernels.refusal_in(str(error))
         if refusal is None:
+            if "CUDA out of memory" in str(error):  # by torch, for a result
+                raise torch.OutOfMemoryError(str(error)) from error
             raise
         code, text = refusal
         refused = errors.BY_CODE[code](text)
     if not _core.kernels.says_no_code(str(refused)):
         raise refused
     # The launch failed, so nothing has been written.
-    gpu = _gpu_of(arguments)
+    gpu = _gpu_of(arguments, named)
     _without_code.add(gpu)
     _log.warning("torch's formulas take the place of the kernels on GPU %s: %s", gpu, refused)
     return getattr(_formulas, name)(*arguments, **named)
 
 
-def _gpu_of(arguments):
-    """The ordinal of the GPU that the first tensor is on; -1 for the CPU."""
-    return next(argument.get_device() for argument in arguments if isinstance(argument, torch.Tensor))
+def _gpu_of(arguments, named):
+    """The ordinal of the GPU that the first tensor is on; -1 for the CPU, and where there is none."""
+    every = (*arguments, *named.values())
+    return next((x.get_device() for x in every if isinstance(x, torch.Tensor)), -1)
 
 
 def _is_tensor(x):

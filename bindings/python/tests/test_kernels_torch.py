@@ -373,6 +373,19 @@ def test_functions_within_a_transform_do_not_pass_autograd_by():
         torch.func.grad(lambda x: kernels.rms_norm(x, weight).sum())(x)
 
 
+def test_graphs_and_dispatch_modes_see_the_public_op():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, weight = torch.randn(3, 16), torch.randn(16)
+
+    def norm(x, weight):
+        return kernels.rms_norm(x, weight)
+
+    for graph in (make_fx(norm)(x, weight).code, str(torch.jit.trace(norm, (x, weight)).graph)):
+        assert "without_autograd" not in graph
+        assert "rms_norm" in graph
+
+
 def test_the_operators_own_errors_have_the_same_text():
     x, weight = torch.randn(3, 16), torch.randn(15)
     with pytest.raises((tensorferry.InvalidArgument, RuntimeError),
@@ -397,6 +410,37 @@ def test_wrong_tensors_are_named():
         kernels.silu_and_mul(x.double())
     with pytest.raises(tensorferry.InvalidArgument, match="x: has 5 sizes; it can have 4"):
         kernels.silu_and_mul(torch.zeros(1, 1, 1, 1, 2))
+
+
+def test_what_torch_refuses_is_told_in_its_own_words(monkeypatch):
+    with pytest.raises(RuntimeError, match="(?i)result: .*(memory|standard error)") as raised:
+        kernels.silu_and_mul(torch.empty(1).expand(2**40, 2))
+    assert not isinstance(raised.value, tensorferry.Error)
+
+    def refuse(*_):
+        raise RuntimeError("a result: CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setitem(kernels._torch_ops.without_autograd, "rms_norm", refuse)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 20.00 GiB"):
+        kernels.rms_norm(torch.randn(3, 16), torch.randn(16))
+
+
+def test_a_tensor_that_is_missing_is_named_and_the_others_are_let_go():
+    x, positions = torch.randn(3, 16), torch.arange(3)
+    with pytest.raises((RuntimeError, TypeError), match="weight|None"):
+        kernels.rms_norm(x, None)
+    with pytest.raises((RuntimeError, TypeError, AttributeError)):
+        ops.rope(positions, None, x, x)
+    assert x._use_count() == 1
+    assert positions._use_count() == 1
+
+
+def test_a_weight_without_memory_is_refused_beside_tensors_with_it():
+    x, weight = torch.randn(3, 16), torch.randn(16, device="meta")
+    for norm in (kernels.rms_norm, ops.rms_norm):
+        with pytest.raises(tensorferry.InvalidArgument, match="rms_norm: tensors are on cpu and meta"):
+            norm(x, weight)
+    assert kernels.rms_norm(x.to("meta"), weight).device.type == "meta"
 
 
 def without_sizes():
@@ -514,6 +558,35 @@ def test_a_gpu_without_code_takes_the_formulas_and_is_told_of_once(monkeypatch, 
     [line] = caplog.messages
     assert line.startswith("torch's formulas take the place of the kernels on GPU -1: launching rms_norm")
     assert line.endswith("build with FERRY_CUDA_ARCH for this GPU")
+
+
+def test_a_gpu_without_code_is_known_from_arguments_by_name(monkeypatch):
+    part = tokens("cpu", torch.float32)
+    same = {name: x.clone() if torch.is_tensor(x) else x for name, x in part.items()}
+    monkeypatch.setattr(kernels, "_without_code", {-1})
+    assert all(map(torch.equal, kernels.qk_norm_rope_store(**part),
+                   _formulas.qk_norm_rope_store(**same)))
+
+
+def test_formulas_take_what_the_kernels_take():
+    part = tokens("cpu")
+    _, k, v = part["qkv"].split((256, 128, 128), -1)
+    stored = []
+    for store in (kernels.store_kvcache, _formulas.store_kvcache):
+        caches = [torch.zeros(3, 2, 16, 64, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
+        store(k, v, *caches, part["slot_mapping"])
+        stored.append(torch.stack(caches))
+    assert torch.equal(*stored)
+    nan, infinity = float("nan"), float("inf")
+    logits = torch.tensor([[nan, 1.0, 3.0, -infinity], [-infinity, 2.0, nan, -infinity],
+                           [-infinity, nan, -infinity, 5.0]])
+    heat = torch.tensor([0.0, 1.0, infinity])
+    right = torch.tensor([2, 1, 3])
+    for sample in (kernels.sample, _formulas.sample):
+        assert torch.equal(sample(logits), right)
+        assert torch.equal(sample(logits, heat, top_p=torch.full((3,), 0.9), seed=1), right)
+        assert sample(logits[:1], torch.tensor(1e-3), torch.tensor(2, dtype=torch.int32),
+                      torch.tensor(0.5), seeds=torch.tensor(11), steps=torch.tensor(3)) == 2
 
 
 def test_other_refusals_of_a_gpu_are_raised(monkeypatch, caplog):

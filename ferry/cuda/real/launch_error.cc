@@ -1,7 +1,8 @@
-// Errors of kernel launches.
+// Errors of kernel launches, and what is known of kernels before them.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <mutex>
@@ -14,8 +15,9 @@
 namespace ferry::cuda {
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at);
-Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
-                        StreamRef stream);
+int SetSharedMemoryLimit(const void* kernel, std::size_t bytes);
+Status AllowSharedMemory(const void* kernel, std::size_t dynamic, const char* name,
+                         StreamRef stream, int (*set)(const void*, std::size_t));
 bool CanBeginEarly(const void* kernel, StreamRef stream);
 
 Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at) {
@@ -25,8 +27,8 @@ Error LaunchError(int number, const char* name, StreamRef stream, SourceLoc at) 
                    fmt::format("launching {} on device {}", name, stream.ordinal()), at);
 }
 
-Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, const char* name,
-                        StreamRef stream) {
+static Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic,
+                               const char* name, StreamRef stream) {
   const SourceLoc at = SourceLoc::Current();
   cudaFuncAttributes attributes{};
   int there = 0;
@@ -41,6 +43,26 @@ Error SharedMemoryError(int number, const void* kernel, std::size_t dynamic, con
     }
   }
   return LaunchError(number, name, stream, at);
+}
+
+int SetSharedMemoryLimit(const void* kernel, std::size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
+}
+
+Status AllowSharedMemory(const void* kernel, std::size_t dynamic, const char* name,
+                         StreamRef stream, int (*set)(const void*, std::size_t)) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, std::size_t> allowed;
+  const std::lock_guard lock(mutex);
+  std::size_t& most = allowed[{kernel, stream.ordinal()}];
+  const std::size_t limit = std::max(most, dynamic);
+  // Each time, since a device may have several contexts, each with a limit of its own.
+  if (const int refused = set(kernel, limit); refused != cudaSuccess) {
+    return SharedMemoryError(refused, kernel, dynamic, name, stream);
+  }
+  most = limit;
+  return Ok();
 }
 
 bool CanBeginEarly(const void* kernel, StreamRef stream) {

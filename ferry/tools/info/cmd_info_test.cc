@@ -91,6 +91,9 @@ TEST(InfoDevices, ThatTheBuildHasNoCodeForSayWhatFollows) {
   EXPECT_THAT(Printed(PrintDevices, info),
               HasSubstr("\n     no code for it: copies go by its copy engine and ops do not run on "
                         "it; build with -DFERRY_CUDA_ARCH=120-real\n"));
+  code = CodeInfo("80,90a-real", 7, 5);
+  EXPECT_THAT(Printed(PrintDevices, info),
+              HasSubstr("ops do not run on it; kernels need compute capability 8.0 or later\n"));
 }
 
 TEST(InfoDevices, OneThatDoesNotAnswerIsShownWithItsError) {

@@ -81,9 +81,10 @@ Json CodeInfo(std::string_view targets, int major, int minor) {
   const cuda::DeviceCode code = cuda::CodeFor(targets, major, minor);
   Json info{{"kind", cuda::CodeKindName(code.kind)}, {"target", code.target}, {"fix", ""}};
   if (code.kind == cuda::CodeKind::kNone) {
-    info["fix"] = fmt::format(
-        "copies go by its copy engine and ops do not run on it; build with -DFERRY_CUDA_ARCH={}",
-        cuda::TargetFor(major, minor));
+    const std::string target = cuda::TargetFor(major, minor);
+    info["fix"] = "copies go by its copy engine and ops do not run on it; " +
+                  (target.empty() ? "kernels need compute capability 8.0 or later"
+                                  : "build with -DFERRY_CUDA_ARCH=" + target);
   }
   return info;
 }
