@@ -21,8 +21,9 @@ class Running(unittest.TestCase):
         for name in ("test_long", "summarize_tests.py"):
             shutil.copy(SCRIPTS / name, root / "scripts")
         said = root / "said"
-        for name in ("fuzz", "test_python", "test_engines", "test_nanovllm", "gpu_check"):
+        for name in ("fuzz", "test_python", "test_engines", "test_nanovllm", "gpu_check", "test_distributions"):
             self.write(root / "scripts" / name, f'echo {name} "$@" >>{said}')
+        self.write(root / "scripts" / "test_aarch64", f'echo test_aarch64 "$@" >>{said}; echo no Debian; exit 77')
         self.write(root / "scripts" / "release", f"exit {packages_code}")
         self.write(root / "packaging" / "test_bare", f'echo test_bare "$@" >>{said}')
         self.write(root / "bin" / "cmake", f'case "$*" in "--preset release") exit {release_code};; esac')
@@ -52,6 +53,12 @@ class Running(unittest.TestCase):
         self.assertEqual(ended.returncode, 1)
         self.assertIn("the packages could not be made", ended.stdout)
         self.assertFalse([line for line in said if line.startswith("test_bare")])
+
+    def test_other_systems_are_tested_and_what_cannot_be_made_is_skipped_with_its_reason(self):
+        ended, said = self.run_script(0)
+        self.assertTrue(any(line.startswith("test_distributions --jobs") for line in said))
+        self.assertTrue(any(line.startswith("test_aarch64 --jobs") for line in said))
+        self.assertRegex(ended.stdout, r"long\.aarch64.*\n?.*no Debian")
 
     def test_stale_programs_are_not_judged(self):
         ended, said = self.run_script(1)
