@@ -253,6 +253,7 @@ TEST_P(AttentionPrefillExtrasTest, EachIsRightForSequencesOfAllKinds) {
               .paged = true,
               .page = causal ? 1 : 24},
              DType::kFloat16, extras);
+      if (!OnGpu()) continue;  // the CPU has one form for all sizes
       Expect({.head_size = 64, .sequences = {{150, 150}}, .causal = causal}, DType::kFloat16,
              extras);
       Expect(
@@ -284,6 +285,7 @@ TEST_P(AttentionPrefillExtrasTest, EachIsRightOverE4m3Keys) {
                 .paged = paged},
                causal ? DType::kBfloat16 : DType::kFloat16, DType::kFloat8E4m3, extras);
       }
+      if (!OnGpu()) continue;
       Expect({.heads = 2, .head_size = 64, .sequences = {{131, 131}}, .causal = causal},
              DType::kFloat16, DType::kFloat8E4m3, extras);
       Expect({.heads = 3,

@@ -172,7 +172,7 @@ TEST_P(RmsNormQuantTest, LongAndManyRowsAreRight) {
     }
   }
   for (const std::int64_t cols : {100, 128, 264, 1024}) {
-    ExpectAll({.dtype = DType::kBfloat16, .shape = {509, cols}});
+    ExpectAll({.dtype = DType::kBfloat16, .shape = {OnGpu() ? 509 : 37, cols}});
   }
 }
 

@@ -188,15 +188,16 @@ TEST_P(RmsNormTest, LongRowsAreRightInPlaceToo) {
 }
 
 TEST_P(RmsNormTest, ManyRowsAreRightInPlaceToo) {
+  const std::int64_t rows = OnGpu() ? 509 : 37;  // the CPU takes one after another
   for (const std::int64_t cols : {100, 128, 264, 769, 1024, 2048}) {
     for (const bool in_place : {false, true}) {
       for (const bool residual : {false, true}) {
         Expect({.dtype = DType::kBfloat16,
-                .shape = {509, cols},
+                .shape = {rows, cols},
                 .in_place = in_place,
                 .residual = residual});
         if (cols == 100) {
-          Expect({.shape = {509, 512}, .in_place = in_place, .residual = residual});
+          Expect({.shape = {rows, 512}, .in_place = in_place, .residual = residual});
         }
       }
     }
