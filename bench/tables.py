@@ -31,7 +31,7 @@ COMMANDS = {
     "soak_2core": "bench/soak",
     "ray_2core": "build/python/venv/bin/python bench/ray_objects",
     "call_costs_2core": "build/python/venv/bin/python bench/call_costs",
-    "call_costs_h100": "python3 bench/call_costs --device cuda",
+    "call_costs_h100": "python3 bench/call_costs --device cuda --calls 4000",
     "broadcast_2core": "build/python/venv/bin/python bench/broadcast --rounds 3",
     "nccl_net_h200": "bench/nccl_net",
     "copies_h200": "bench/gpu --parts copies",

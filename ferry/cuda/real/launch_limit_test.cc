@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
 
 // Declared in ferry/cuda/launch.cuh, which only nvcc can compile.
