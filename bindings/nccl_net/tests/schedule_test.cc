@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/nccl_net/tests/testing/nccl_host.h"
+#include "ferry/core/testing/random_bytes.h"
 
 namespace ferry::nccl_net {
 namespace {
