@@ -59,12 +59,12 @@ TEST_F(Logging, OffSilencesErrorsAndIsNeverEnabledItself) {
 
 TEST_F(Logging, EveryLevelIsWrittenUnderItsOwnName) {
   SetLogLevel(LogLevel::kTrace);
-  for (const auto& [level, name] :
+  for (const auto& [each, name] :
        {std::pair(LogLevel::kTrace, "trace"), std::pair(LogLevel::kDebug, "debug"),
         std::pair(LogLevel::kInfo, "info"), std::pair(LogLevel::kWarn, "warn"),
         std::pair(LogLevel::kError, "error")}) {
-    EXPECT_STREQ(LogLevelName(level), name);
-    const std::string out = Captured([level = level] { Log(level, "core", "text"); });
+    EXPECT_STREQ(LogLevelName(each), name);
+    const std::string out = Captured([level = each] { Log(level, "core", "text"); });
     EXPECT_NE(out.find(fmt::format(" [{}] core: text\n", name)), std::string::npos) << out;
   }
 }

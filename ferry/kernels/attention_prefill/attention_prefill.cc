@@ -178,13 +178,13 @@ Status CheckAttentionPrefillForDevice(const AttentionPrefillArgs& args) {
     FERRY_TRY(IsAlignedForDevice(PrefillArgument(name, *tensor)));
   }
   // The second and the third size of a grid.
-  constexpr std::int64_t kMaxBlocks = 65535;
+  constexpr std::int64_t kMaxGridSize = 65535;
   const PrefillTiles tiles = PrefillTilesOf(static_cast<int>(args.q.last()));
-  if (args.max_seqlen_q > kMaxBlocks * 16 * tiles.warps * tiles.row_tiles) {
+  if (args.max_seqlen_q > kMaxGridSize * 16 * tiles.warps * tiles.row_tiles) {
     return WrongNumber(kPrefillOp, "max_seqlen_q", static_cast<double>(args.max_seqlen_q),
                        "at most 4194240 for heads of 256 and 8388480 for others");
   }
-  if (args.cu_seqlens_q.shape[0] - 1 > kMaxBlocks) {
+  if (args.cu_seqlens_q.shape[0] - 1 > kMaxGridSize) {
     return PrefillArgument("cu_seqlens_q", args.cu_seqlens_q).Wrong("of at most 65535 sequences");
   }
   // The first size of a grid, and of that of the second kernel.
