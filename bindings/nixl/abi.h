@@ -142,9 +142,11 @@ struct EngineFields {
 static_assert(offsetof(EngineFields, params) + 8 == 0x28);
 static_assert(offsetof(EngineFields, telemetry) + 8 == 0x60);
 static_assert(offsetof(EngineFields, telemetry_mutex) + 8 == 0x78);
-static_assert(offsetof(EngineFields, init_failed) + 8 == 0xa0);
-static_assert(offsetof(EngineFields, agent) + 8 == 0xa8);
-static_assert(offsetof(EngineFields, telemetry_on) + 8 == 0xc8);
+// 0xa0 on x86-64, where a mutex has 40 bytes; on 64-bit Arm it has 48.
+inline constexpr std::size_t kAfterMutex = 0x78 + sizeof(std::mutex);
+static_assert(offsetof(EngineFields, init_failed) + 8 == kAfterMutex);
+static_assert(offsetof(EngineFields, agent) + 8 == kAfterMutex + 0x08);
+static_assert(offsetof(EngineFields, telemetry_on) + 8 == kAfterMutex + 0x28);
 
 // The base of every back end. The numbers are slots of the virtual table; each slot has to stay
 // where it is. The agent catches no exception of them, and calls const functions on several threads
@@ -213,7 +215,7 @@ class BackendEngine {
  protected:
   EngineFields fields_;
 };
-static_assert(sizeof(BackendEngine) == 0xd0);
+static_assert(sizeof(BackendEngine) == kAfterMutex + 0x30);
 
 // What nixl_plugin_init() returns.
 struct Plugin {
