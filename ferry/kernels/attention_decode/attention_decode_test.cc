@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
@@ -268,11 +269,7 @@ TEST_P(AttentionDecodeTest, ReadsViewsWithGapsAndLeavesTheGapsAlone) {
 
 // Pages of 1 token and of others that are no multiples of 16; heads before tokens.
 TEST_P(AttentionDecodeTest, PagesOfAnySizeAndOrderAreRead) {
-  struct Order {
-    bool heads_first;
-    int splits;
-  };
-  std::vector<Order> orders = {{false, 1}, {true, 1}};
+  std::vector<std::pair<bool, int>> orders = {{false, 1}, {true, 1}};
   if (OnGpu()) orders.insert(orders.end(), {{false, 3}, {true, 3}});
   for (const std::int64_t block : {1, 3, 16, 24, 512}) {
     for (const std::int64_t head_size : {64, 128, 256}) {

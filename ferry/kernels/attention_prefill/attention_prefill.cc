@@ -46,11 +46,6 @@ AttentionExtras ExtrasOf(const AttentionPrefillArgs& args) {
   return {args.lse, args.sinks, args.window, args.softcap};
 }
 
-// Whether the plain kernels, and kWgmmaSm90, can do it.
-bool IsPlain(const AttentionPrefillArgs& args) {
-  return ExtrasOf(args).none() && !HasE4m3Keys(args) && !PagesAreScattered(PageTokens(args));
-}
-
 Status CheckPrefillExtras(const AttentionPrefillArgs& args) {
   FERRY_TRY(CheckExtras(PrefillArgument("q", args.q), ExtrasOf(args), ScoreScaleOf(args)));
   if (!IsPlain(args) && args.stages != 2) {
@@ -135,6 +130,10 @@ PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept {
     work.most_keys = paged ? args.block_tables.shape[1] * PageTokens(args) : args.k.shape[0];
   }
   return work;
+}
+
+bool IsPlain(const AttentionPrefillArgs& args) noexcept {
+  return ExtrasOf(args).none() && !HasE4m3Keys(args) && !PagesAreScattered(PageTokens(args));
 }
 
 float ScoreScaleOf(const AttentionPrefillArgs& args) noexcept {

@@ -306,9 +306,7 @@ Status EnqueueOfType(const AttentionPrefillArgs& args, cuda::StreamRef stream) {
   if (args.k.dtype == DType::kFloat8E4m3) {
     return EnqueueWithTwoStages<T, PrefillKind::kE4m3>(args, stream);
   }
-  const bool extras = !args.lse.none() || !args.sinks.none() || args.window > 0 ||
-                      args.softcap > 0 || PagesAreScattered(PageTokens(args));
-  if (extras) return EnqueueWithTwoStages<T, PrefillKind::kExtras>(args, stream);
+  if (!IsPlain(args)) return EnqueueWithTwoStages<T, PrefillKind::kExtras>(args, stream);
   switch (args.stages) {
     case 1: return Enqueue<T, 128, 1, PrefillKind::kPlain>(args, stream);
     case 3: return Enqueue<T, 128, 3, PrefillKind::kPlain>(args, stream);

@@ -132,6 +132,9 @@ Result<PrefillForm> PrefillFormOf(const AttentionPrefillArgs& args, bool has_wgm
 // What PlanPrefill() goes by, of arguments that need not have been checked: no keys at all where
 // they are for a form without parts.
 PrefillWork WorkOf(const AttentionPrefillArgs& args) noexcept;
+// Whether the plain kernels, and kWgmmaSm90, can do it: without lse, sinks, window and softcap, for
+// keys of the type of q, and for pages of multiples of 16 tokens.
+bool IsPlain(const AttentionPrefillArgs& args) noexcept;
 // What <q, k> is multiplied by: scale, and k_scale where the keys are e4m3.
 float ScoreScaleOf(const AttentionPrefillArgs& args) noexcept;
 

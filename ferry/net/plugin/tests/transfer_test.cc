@@ -11,14 +11,15 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/testing/device_target.h"
-#include "ferry/cuda/testing/forwarding_devices.h"
 #include "ferry/net/plugin/plugin_log.h"
+#include "ferry/net/plugin/tests/testing/counting_devices.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::net::plugin {
 namespace {
 
+using plugin::testing::CountingDevices;
 using plugin::testing::Ends;
 using plugin::testing::kPoolBytes;
 using plugin::testing::MakePages;
@@ -78,37 +79,6 @@ class Target {
   cuda::Stream stream_;
   cuda::PinnedBuffer pinned_;
   cuda::DeviceBuffer device_;
-};
-
-// Counts what is made on a device.
-class CountingDevices final : public cuda::ForwardingDevices {
- public:
-  using ForwardingDevices::ForwardingDevices;
-  std::size_t made() const { return made_; }
-
-  Result<cuda::DeviceBuffer> AllocateDevice(int ordinal, std::size_t bytes) override {
-    ++made_;
-    return ForwardingDevices::AllocateDevice(ordinal, bytes);
-  }
-  Result<cuda::PinnedBuffer> AllocatePinned(int ordinal, std::size_t bytes) override {
-    ++made_;
-    return ForwardingDevices::AllocatePinned(ordinal, bytes);
-  }
-  Result<cuda::HostRegistration> RegisterHost(int ordinal, void* data, std::size_t bytes) override {
-    ++made_;
-    return ForwardingDevices::RegisterHost(ordinal, data, bytes);
-  }
-  Result<cuda::Stream> CreateStream(int ordinal, cuda::StreamPriority priority) override {
-    ++made_;
-    return ForwardingDevices::CreateStream(ordinal, priority);
-  }
-  Result<cuda::Event> CreateEvent(int ordinal, cuda::EventTiming timing) override {
-    ++made_;
-    return ForwardingDevices::CreateEvent(ordinal, timing);
-  }
-
- private:
-  std::size_t made_ = 0;
 };
 
 struct BedOptions {
@@ -598,45 +568,6 @@ TEST(PluginTransfer, APeerThatIsSlowIsWaitedFor) {
   const Status ended = bed.Run();
   ASSERT_TRUE(ended) << ended.error().message();
   bed.ExpectWhole();
-}
-
-TEST(PluginConnect, AConnectionThatNeverComesAboutTimesOut) {
-  StandIn stand_in(Variables{{"FAULT", "connect_never"}});
-  const auto ends = plugin::testing::Connect(Must(stand_in.Open()), 1,
-                                             Deadline::After(std::chrono::milliseconds(300)));
-  ASSERT_FALSE(ends);
-  EXPECT_EQ(ends.error().code(), Code::kTimedOut);
-  EXPECT_THAT(ends.error().message(), HasSubstr("had no answer after 0."));
-}
-
-TEST(PluginConnect, AConnectThatFailsIsNamed) {
-  StandIn stand_in(Variables{{"FAULT", "connect_fail@2"}});
-  Plugin* const plugin = Must(stand_in.Open());
-  const auto listening = Must(Listening::Open(plugin, 1));
-  Connecting connecting(plugin, 1, listening->handle());
-  const auto connected = connecting.Connect(Soon());
-  ASSERT_FALSE(connected);
-  EXPECT_EQ(connected.error().code(), Code::kPeerLost);
-  EXPECT_THAT(connected.error().message(),
-              AllOf(HasSubstr("connect from device 1"), HasSubstr("2 (ncclSystemError)")));
-}
-
-TEST(PluginConnect, AnAcceptThatFailsIsNamed) {
-  StandIn stand_in(Variables{{"FAULT", "accept_fail"}});
-  const auto listening = Must(Listening::Open(Must(stand_in.Open()), 0));
-  const auto accepted = listening->Accept(Soon());
-  ASSERT_FALSE(accepted);
-  EXPECT_EQ(accepted.error().code(), Code::kPeerLost);
-  EXPECT_THAT(accepted.error().message(), HasSubstr("accept on device 0"));
-}
-
-TEST(PluginConnect, MemoryOfAGpuThatBeginsInAPageIsRefusedWithTheRule) {
-  StandIn stand_in(Variables{});
-  Ends ends = Must(plugin::testing::Connect(Must(stand_in.Open()), 1, Soon()));
-  const Pages memory = MakePages(3 * 4096);
-  const auto mr = ends.receivers[0]->Register(memory.get() + 16, 4096, /*on_gpu=*/true);
-  ASSERT_FALSE(mr);
-  EXPECT_THAT(mr.error().message(), HasSubstr("must begin at a multiple of 4096 bytes"));
 }
 
 TEST(PluginExitDeathTest, AProcessThatThePluginEndsSaysWhatThatMeans) {
