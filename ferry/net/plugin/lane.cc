@@ -86,6 +86,7 @@ PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home,
       in_(std::move(in)) {}
 
 PluginLane::~PluginLane() {
+  ++*departures_;
   CloseNow(queue_.empty() ? Closing::kOrderly : Closing::kAbort);
   if (loop_ != nullptr) {
     control_->user = nullptr;
@@ -109,9 +110,21 @@ void PluginLane::Attach(EventLoop* loop, LaneHandler* handler) {
       ControlLane::Follow(std::move(control), home, this);
     });
   } else if (arrived_ && !closed_) {
-    control().Attach(loop, control_.get());
-    loop->Post([this] { RequestTurn(); });
+    MoveControl();
   }
+}
+
+// Once the control lane is attached, this lane may get frames on its new loop, move on and end, all
+// before this thread goes on to post the task, which may then run while another loop has the lane,
+// or none.
+void PluginLane::MoveControl() {
+  const auto departures = departures_;
+  const std::uint64_t departure = ++*departures;
+  EventLoop* const loop = loop_;
+  control().Attach(loop, control_.get());
+  loop->Post([this, departures, departure] {
+    if (*departures == departure) RequestTurn();
+  });
 }
 
 void PluginLane::Arrive() {

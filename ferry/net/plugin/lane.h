@@ -116,6 +116,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void RequestTurn();
   void PollAgain();
   void LeaveLoop();
+  void MoveControl();
   void CloseNow(Closing how);
   void FailSoon(const Error& error);
   void Fail(LaneLoss loss, const Error& error, Closing how = Closing::kOrderly);
@@ -124,6 +125,9 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   EventLoop* const home_;
   const LaneInfo info_;  // as of the set-up
   EventLoop* loop_ = nullptr;
+  // Counts the moves and the end, each on the loop that the lane leaves.
+  const std::shared_ptr<std::atomic<std::uint64_t>> departures_ =
+      std::make_shared<std::atomic<std::uint64_t>>(0);
   LaneHandler* handler_ = nullptr;
   bool arrived_ = false;  // at its loop, with the control lane
   bool closed_ = false;
