@@ -270,26 +270,37 @@ def summary_gpu(transfers, kernels):
     return lines
 
 
-@table("nccl_five_devices_2xh200", "nixl_2xh200", "peers_2core")
-def readme_why(nccl, nixl, peers):
+@table("nixl_2core")
+def readme_stopped(result):
+    """README's first reason: what happens when a peer stops."""
+    rows = result["rows"]
+    ours = rows["target stopped in a write, FERRY"]
+    said = (f"- **Why:** a transfer ends by a deadline and does not hang. When a peer was stopped (SIGSTOP), NIXL over "
+            f"Tensorferry reported an error after {number(middle(ours, 'seconds_to_error'))} s; the limit is a setting.")
+    if not rows["target stopped in a write, UCX"]["told"]:
+        said += " NIXL over UCX reported none within 60 s."
+    return textwrap.wrap(said, 116, subsequent_indent="  ")
+
+
+@table("nixl_2xh200", "peers_2core")
+def readme_why(nixl, peers):
     """README's comparison with what else there is."""
-    nccl, nixl, peers = (result or {"rows": {}} for result in (nccl, nixl, peers))
+    nixl, peers = (result or {"rows": {}} for result in (nixl, peers))
     rows = []
-    for _, row in named(nccl, "nccl-tests sendrecv_perf 1073741824 bytes"):
-        ours, theirs = (number(1.073741824 / (middle(row, key) / 1e6)) for key in ("us", "best_socket_us"))
-        rows.append(["NCCL send and receive, 1 GiB, two GPUs (1)", f"{theirs} (NCCL's sockets)", f"{ours} (five devices)"])
-    for case in ("write 64 MiB", "write 4096 blocks of 16 KiB"):
+    for case, shown in (("write 64 MiB", "write, between two GPUs"),
+                        ("write 4096 blocks of 16 KiB", "the same in 4096 blocks of 16 KiB")):
         pair = [row["gbps"] for _, row in
                 named(nixl, *(f"{case}, {who}, GPU memory over TCP" for who in ("UCX", "FERRY")))]
         if len(pair) == 2:
-            rows.append([f"NIXL, {case}, two GPUs", f"{brief(pair[0])} (UCX, defaults)", brief(pair[1])])
-    theirs = max((row["gbps"] for _, row in named(peers, "ucx get, reno", "ucx get tuned, reno")),
-                 key=lambda value: value["median"], default=None)
-    for _, row in named(peers, "ferry read, reno") if theirs else []:
-        rows.append(["read 64 MiB, host memory, two cores", f"{brief(theirs)} (UCX, tuned)", brief(row["gbps"])])
-    return [*grid(["GB/s, one host over loopback", "without", "with Tensorferry"], rows), "",
-            "(1) Older version, one run, `FERRY_NCCL_DEVICES=5`. With one device tuned sockets "
-            "[are faster](docs/explanation/why.md)."]
+            rows.append([shown, "NIXL over UCX, default settings", *map(brief, pair)])
+    for case, who, names in (("write", "UCX, its fastest way", ("ucx put", "ucx tag", "ucx am")),
+                             ("read", "UCX, tuned", ("ucx get", "ucx get tuned")),
+                             ("read", "Mooncake", ("mooncake read",))):
+        theirs = max((row["gbps"] for _, row in named(peers, *(f"{name}, reno" for name in names))),
+                     key=lambda value: value["median"], default=None)
+        for _, row in named(peers, f"ferry {case}, reno") if theirs else []:
+            rows.append([f"{case}, host memory, two cores", who, brief(theirs), brief(row["gbps"])])
+    return grid(["64 MiB over loopback", "compared with", "GB/s of that", "GB/s of Tensorferry"], rows)
 
 
 def ceilings(row):
