@@ -197,7 +197,7 @@ void PluginLane::Start(Queued* queued) {
   announcement.frame.payload_bytes = kAnnouncementBytes;
   control().Send(&announcement.frame);
   queued->number = out_->Push(*frame);
-  progress_at_ = Clock::now();
+  progress_.at = Clock::now();
   RequestTurn();
 }
 
@@ -291,7 +291,7 @@ Status PluginLane::Offer() {
 
 void PluginLane::AwaitPayload() {
   receiving_ = Receiving::kPayload;
-  progress_at_ = peer_closed_at_ = Clock::now();
+  progress_.at = peer_closed_at_ = Clock::now();
   RequestTurn();
 }
 
@@ -396,9 +396,9 @@ void PluginLane::PollAgain() {
   const bool sends = out_->busy() && !peer_closed_;
   if (!sends && receiving_ != Receiving::kPayload && receiving_ != Receiving::kOffer) return;
   const auto now = Clock::now();
-  const std::uint64_t progress = out_->sent_chunks() + in_->received_bytes();
-  if (std::exchange(progress_, progress) != progress) progress_at_ = now;
-  if (now - progress_at_ < kPollEachTurn) return RequestTurn();
+  const std::uint64_t count = out_->sent_chunks() + in_->received_bytes();
+  if (std::exchange(progress_.count, count) != count) progress_.at = now;
+  if (now - progress_.at < kPollEachTurn) return RequestTurn();
   if (poll_timer_ != 0) return;
   poll_timer_ = loop_->AddTimerOnLoop(now + kPollPause, [this] {
     poll_timer_ = 0;

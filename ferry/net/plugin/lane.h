@@ -94,6 +94,12 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     std::uint64_t number = 0;                    // of the payload that the plugin carries
   };
 
+  // Chunks sent and bytes received, as of the last poll.
+  struct Progress {
+    std::uint64_t count = 0;
+    Clock::time_point at;  // when it last changed, or something was begun
+  };
+
   // The payload in kSmall: it comes here first.
   struct Small {
     std::vector<std::byte> bytes;
@@ -150,8 +156,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
 
   bool turn_requested_ = false;
   EventLoop::TimerId poll_timer_ = 0;
-  std::uint64_t progress_ = 0;  // as of the last poll
-  Clock::time_point progress_at_;
+  Progress progress_;
 };
 
 }  // namespace ferry::net::plugin
