@@ -122,12 +122,13 @@ void Comm::Close() {
 
 void Comm::CloseLaneOnLoop(std::size_t index) {
   CommLane& place = *lanes_[index];
-  if (place.grace != 0) place.loop->CancelTimerOnLoop(std::exchange(place.grace, 0));
   // Lane 0 may have a credit queued that the peer's isend waits for; closing with unsent data would
   // be a reset.
   if (place.open && index == 0) place.lane->Flush();
   if (place.open) place.lane->Close(net::Closing::kOrderly);
   place.lane.reset();
+  // Only now: flushing may have found the lane lost, which sets this timer.
+  if (place.grace != 0) place.loop->CancelTimerOnLoop(std::exchange(place.grace, 0));
   EndedOnLoop(&place);
 }
 

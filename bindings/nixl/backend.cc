@@ -140,16 +140,17 @@ abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
   if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("deregister memory", mark_, [&] {
     // Made by Register().
-    const std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));
+    std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));
     {
       const std::lock_guard lock(mutex_);
       registered_.erase(memory.get());
     }
-    // First our own transfers, then the region, which waits for those of peers. The memory is freed
-    // in any case, also after a failure.
+    // First our own transfers, then the region, which waits for those of peers.
     active_.CancelUsersOf(memory->region.get());
     const auto timeout = config_.peer_timeout + config_.drain_grace + std::chrono::seconds(1);
     if (const Status done = memory->region->Deregister(Deadline::After(timeout)); !done) {
+      // Its end would wait until nobody is in it, for good where a GPU is stuck.
+      if (done.error().code() == Code::kTimedOut) (void)memory.release();
       return Fail("cannot deregister memory", done.error());
     }
     return abi::Outcome::kSuccess;

@@ -150,14 +150,14 @@ VerbOptions OptionsOf(const Options& options, const Memory* memory) {
 }
 
 // An operation comes after one stream. Those of further GPUs are waited for here.
-const Memory* FirstOf(const nb::list& on_gpus, nb::handle stream) {
+std::shared_ptr<const Memory> FirstOf(const nb::list& on_gpus, nb::handle stream) {
   const std::size_t count = on_gpus.size();
   if (count == 0) return nullptr;
   const bool by_itself = nb::isinstance<nb::str>(stream);
   for (std::size_t i = 1; by_itself && i < count; ++i) {
-    nb::cast<const Region&>(on_gpus[i]).memory().AwaitCurrentStream();
+    nb::cast<const Region&>(on_gpus[i]).Share()->AwaitCurrentStream();
   }
-  return &nb::cast<const Region&>(on_gpus[0]).memory();
+  return nb::cast<const Region&>(on_gpus[0]).Share();
 }
 
 }  // namespace
@@ -195,10 +195,10 @@ Prepared Connection::Prepare(transfer::Direction direction, const nb::list& part
 
 std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::bytes& notification,
                                             bool checksum, const Options& options) {
-  const Memory* first = FirstOf(prepared.on_gpus, options.stream);
+  const auto first = FirstOf(prepared.on_gpus, options.stream);
   auto begun = [&] {
     if (prepared.direction == transfer::Direction::kWrite) {
-      auto post = OptionsOf<transfer::WriteOptions>(options, first);
+      auto post = OptionsOf<transfer::WriteOptions>(options, first.get());
       post.notification = BytesOf(notification);
       post.checksum = checksum;
       const OthersGoOn others_go_on;
@@ -207,7 +207,7 @@ std::unique_ptr<Operation> Connection::Post(const Prepared& prepared, const nb::
     if (notification.size() != 0) {
       RefuseCall("a read carries no notification; send one when the read has ended");
     }
-    auto post = OptionsOf<transfer::ReadOptions>(options, first);
+    auto post = OptionsOf<transfer::ReadOptions>(options, first.get());
     post.checksum = checksum;
     const OthersGoOn others_go_on;
     return connection_.Read(prepared.transfer, post);

@@ -89,6 +89,11 @@ const Memory& Region::memory() const {
   return *memory_;
 }
 
+std::shared_ptr<const Memory> Region::Share() const {
+  (void)Get();
+  return memory_;
+}
+
 void Region::Deregister(std::optional<double> timeout) {
   if (memory_ == nullptr) return;
   Check(WaitInParts(DeadlineOf(timeout),

@@ -53,6 +53,8 @@ class Region {
 
   const transfer::Region& Get() const;
   const Memory& memory() const;
+  // For those who run Python's code meanwhile, in which another thread may deregister the region.
+  std::shared_ptr<const Memory> Share() const;
   void Deregister(std::optional<double> timeout);
   nanobind::bytes Key() const;
   nanobind::bytes KeyFor(const std::string& peer, const std::string& rights);
@@ -60,7 +62,7 @@ class Region {
 
  private:
   SharedEndpoint endpoint_;
-  std::unique_ptr<Memory> memory_;  // null: deregistered
+  std::shared_ptr<const Memory> memory_;  // shared with calls in flight; null: deregistered
   std::optional<transfer::Region> region_;
   const ProcessMark made_;
 };

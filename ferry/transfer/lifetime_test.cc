@@ -276,6 +276,29 @@ TEST_F(LifetimeTest, CloseEndsWhoeverWaitsForPeersOrConnects) {
   endpoint.Close();
 }
 
+// A close a little later in each round, so that some meet a dial that is about to succeed.
+TEST_F(LifetimeTest, AConnectionMadeWhileItsEndpointGoesIsRefusedOrLost) {
+  const std::string address = HostAndPort(link_.far.endpoint->port());
+  for (int round = 0; round < 40; ++round) {
+    std::optional<Endpoint> dials = Must(Endpoint::Create(SmallSlices(3, 2)));
+    std::optional<Result<Connection>> made;
+    std::thread connects([&] { made.emplace(dials->Connect(address, Soon())); });
+    const auto until = Clock::now() + std::chrono::microseconds(50 * round);
+    while (Clock::now() < until) std::this_thread::yield();
+    dials->Close();
+    connects.join();
+    if (!*made) {
+      EXPECT_EQ(made->error().code(), Code::kCancelled) << made->error().ToString();
+      continue;
+    }
+    EXPECT_TRUE((*made)->lost());
+    const auto taken = (*made)->TakeNotification(Soon());
+    ASSERT_FALSE(taken);
+    EXPECT_NE(taken.error().code(), Code::kTimedOut);
+    dials.reset();  // the connection is the last that holds the endpoint
+  }
+}
+
 TEST_F(LifetimeTest, AnEndpointThatGoesIsLostToItsPeers) {
   auto operations = EveryKind();
   link_.far.endpoint.reset();

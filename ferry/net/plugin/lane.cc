@@ -100,6 +100,8 @@ PluginLane::~PluginLane() {
 // follows by way of that loop. Until it arrives, frames are only queued.
 void PluginLane::Attach(EventLoop* loop, LaneHandler* handler) {
   const bool first = loop_ == nullptr;
+  // Read before the control lane may arrive at the new loop.
+  const bool moves = arrived_ && !closed_;
   LeaveLoop();
   if (receiving_ == Receiving::kPaused) receiving_ = Receiving::kOffer;
   handler_ = handler;
@@ -109,7 +111,7 @@ void PluginLane::Attach(EventLoop* loop, LaneHandler* handler) {
     home_->Post([control = control_, home = home_, this]() mutable {
       ControlLane::Follow(std::move(control), home, this);
     });
-  } else if (arrived_ && !closed_) {
+  } else if (moves) {
     MoveControl();
   }
 }
@@ -350,7 +352,8 @@ void PluginLane::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
 }
 
 void PluginLane::Turn() {
-  if (closed_ || failure_) return;
+  if (closed_) return;
+  if (failure_) return AwaitVerdict();
   if (const Status advanced = Advance(); !advanced && !closed_) return FailSoon(advanced.error());
   if (!closed_) PollAgain();
 }
@@ -362,7 +365,13 @@ void PluginLane::FailSoon(const Error& error) {
   if (peer_closed_) return Fail(peer_closed_->first, peer_closed_->second);
   if (error.code() != Code::kPeerLost) return Fail(LaneLoss::kBroken, error, Closing::kAbort);
   failure_ = error;
-  if (poll_timer_ != 0) loop_->CancelTimerOnLoop(poll_timer_);
+  if (poll_timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(poll_timer_, 0));
+  AwaitVerdict();
+}
+
+// Again after a move, which cancels the timer.
+void PluginLane::AwaitVerdict() {
+  if (poll_timer_ != 0) return;
   poll_timer_ = loop_->AddTimerOnLoop(Clock::now() + kVerdictTimeout, [this] {
     poll_timer_ = 0;
     Fail(LaneLoss::kReset, Error(*failure_), Closing::kAbort);

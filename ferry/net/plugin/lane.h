@@ -125,6 +125,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void MoveControl();
   void CloseNow(Closing how);
   void FailSoon(const Error& error);
+  void AwaitVerdict();
   void Fail(LaneLoss loss, const Error& error, Closing how = Closing::kOrderly);
 
   const std::shared_ptr<ControlLane> control_;  // shared with its move

@@ -8,6 +8,7 @@
 #include <deque>
 #include <mutex>
 
+#include "ferry/core/fork.h"
 #include "ferry/core/log.h"
 
 namespace ferry::net::plugin {
@@ -49,10 +50,11 @@ class Lines {
   std::string fatal_;
 };
 
-// Never destroyed: plugin threads keep running while the process exits.
+// Never destroyed: plugin threads keep running while the process exits. A forked child has its own:
+// it may be forked while a thread holds the mutex, which its exit() would wait for.
 Lines& TheLines() {
-  static auto* const lines = new Lines;
-  return *lines;
+  static PerProcess<Lines> lines;
+  return lines.Get();
 }
 
 // The signature is NCCL's.

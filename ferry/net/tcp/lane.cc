@@ -57,16 +57,16 @@ void TcpLane::Attach(EventLoop* loop, LaneHandler* handler) {
 
 void TcpLane::WatchOnLoop() {
   if (!fd_) return;
+  flush_requested_ = next_turn_requested_ = false;
+  // Neither Attach() nor Send() calls back from inside.
   if (auto watched = loop_->WatchOnLoop(fd_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, this);
       !watched) {
-    Fail(LaneLoss::kBroken, watched.error());
-    return;
+    doom_ = watched.error();
   }
-  flush_requested_ = next_turn_requested_ = false;
   if (!output_.empty()) RequestFlush();
   const bool holds_input = stream_->HoldsInput();
   if (holds_input) readable_ = true;
-  if (holds_input || input_.buffered() > 0 || refused_) RequestNextTurn();
+  if (holds_input || input_.buffered() > 0 || doom_) RequestNextTurn();
 }
 
 void TcpLane::Flush() {
@@ -298,10 +298,9 @@ void TcpLane::DiscardRest() { input_.DiscardRest(); }
 // ---- sending ------------------------------------------------------------------------------------
 
 void TcpLane::Send(OutFrame* frame) {
-  if (!fd_ || refused_) return;
+  if (!fd_ || doom_) return;
   if (frame->registered.memory != nullptr) {
-    // The lane ends in the next turn: Send() never calls back from inside.
-    refused_ = true;
+    doom_ = RegisteredMemoryUnsupported("tcp");
     return RequestNextTurn();
   }
   output_.Push(frame);
@@ -327,7 +326,7 @@ void TcpLane::RunDeferredOnLoop(EventLoop::Defer when) {
     return;
   }
   next_turn_requested_ = false;
-  if (refused_) return Fail(LaneLoss::kBroken, RegisteredMemoryUnsupported("tcp"));
+  if (doom_) return Fail(LaneLoss::kBroken, Error(*doom_));
   if (output_.has_unsent()) RequestFlush();
   ReceiveOnLoop();
 }

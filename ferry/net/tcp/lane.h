@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ferry/core/fd.h"
@@ -66,7 +67,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   LaneHandler* handler_ = nullptr;
   const LaneInfo info_;  // as of the connect
   std::string remote_;
-  bool refused_ = false;  // a frame; the lane is about to end
+  std::optional<Error> doom_;  // the lane ends with it in the next turn
 
   // Receiving.
   FrameInput input_;

@@ -8,8 +8,9 @@
 
 namespace ferry::transfer {
 
-void ConnectionTable::Keep(const Connection& connection) {
+bool ConnectionTable::Keep(const Connection& connection) {
   const std::lock_guard lock(mutex_);
+  if (closed_) return false;
   if (free_numbers_.empty()) {
     free_numbers_.push_back(static_cast<std::uint32_t>(by_number_.size()));
     by_number_.emplace_back();
@@ -19,6 +20,7 @@ void ConnectionTable::Keep(const Connection& connection) {
   by_number_[connection->number()] = connection;
   connections_.insert(connection);
   aggregator_.OnBegin(connection->peer_name(), !connection->called());
+  return true;
 }
 
 void ConnectionTable::Forget(const ConnectionCore* connection) {
@@ -83,6 +85,7 @@ EndpointCounters ConnectionTable::Counters() const {
 
 void ConnectionTable::Enqueue(const Connection& connection) {
   const std::lock_guard lock(mutex_);
+  if (closed_) return;
   accepted_.push_back(connection);
   accept_ready_.Set(true);
 }

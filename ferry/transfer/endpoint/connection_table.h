@@ -25,8 +25,9 @@ class ConnectionTable {
  public:
   using Connection = std::shared_ptr<ConnectionCore>;  // with handles and tasks
 
-  // Gives the connection a number and keeps it until Forget().
-  void Keep(const Connection& connection);
+  // Gives the connection a number and keeps it until Forget(). False after Close(): then All() may
+  // have been asked already, and nobody would close the connection.
+  [[nodiscard]] bool Keep(const Connection& connection);
   // The connection is closed: also leaves the queue.
   void Forget(const ConnectionCore* connection);
   // Null if the connection has closed.
@@ -42,7 +43,7 @@ class ConnectionTable {
   // microseconds per connection.
   EndpointCounters Counters() const;
 
-  // Queues a kept connection for TakeAccepted().
+  // Queues a kept connection for TakeAccepted(); not after Close().
   void Enqueue(const Connection& connection);
   // The oldest in the queue, or null.
   Connection TakeAccepted();
@@ -50,7 +51,7 @@ class ConnectionTable {
   // kUnavailable (descriptors).
   Result<UniqueFd> AcceptDescriptor();
 
-  // Empties the queue; nothing should be queued afterwards.
+  // Empties the queue. From here on no connection is kept or queued.
   void Close();
   // Blocks until every connection has closed.
   void AwaitEmpty();

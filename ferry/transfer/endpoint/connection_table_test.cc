@@ -36,7 +36,7 @@ class ConnectionTableTest : public ::testing::Test {
   }
   Connection Keep(Peer peer = {}) {
     Connection connection = Make(std::move(peer));
-    table_.Keep(connection);
+    EXPECT_TRUE(table_.Keep(connection));
     return connection;
   }
 
@@ -56,6 +56,18 @@ TEST_F(ConnectionTableTest, FindsAConnectionByItsNumberUntilItIsForgotten) {
   table_.Forget(first.get());
   EXPECT_EQ(table_.Find(first->number()), nullptr);
   EXPECT_EQ(table_.All(), std::vector<Connection>{second});
+}
+
+TEST_F(ConnectionTableTest, KeepsAndQueuesNothingOnceItIsClosed) {
+  const Connection before = Keep();
+  table_.Close();
+  const Connection after = Make();
+  EXPECT_FALSE(table_.Keep(after));
+  EXPECT_EQ(table_.All(), std::vector<Connection>{before});
+  table_.Enqueue(before);
+  EXPECT_EQ(table_.TakeAccepted(), nullptr);
+  table_.Forget(before.get());
+  table_.AwaitEmpty();
 }
 
 TEST_F(ConnectionTableTest, GivesAFreeNumberToTheNextConnection) {

@@ -215,6 +215,9 @@ void Dialer::Finish() {
   agreed.connection = welcome_.connection;
   std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
   connection_ = endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops_, &dialled);
+  if (connection_ == nullptr) {
+    return FailOnLoop(Error(Code::kCancelled, "this endpoint was closed"));
+  }
   hello_exchanges_.clear();
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();

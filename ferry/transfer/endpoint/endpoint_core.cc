@@ -195,17 +195,17 @@ std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
         RecoveryFor(this, *connection),
         NetworkPathsTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others));
   }
-  Keep(connection);
+  if (!Keep(connection)) return nullptr;
   BringUpOnLoop(connection, std::move(lanes));
   return connection;
 }
 
-void EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
+bool EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&policy_.log());
   connection->memory().SetPool(held_);
   connection->sharing().SetMemory(&device_memory_);
   connection->SetClosedCallback([this, raw = connection.get()] { connections_.Forget(raw); });
-  connections_.Keep(connection);
+  return connections_.Keep(connection);
 }
 
 // The lanes are adopted here, on the loop that they belong to; each moves to its own loop
@@ -218,10 +218,6 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
   connection->monitor().records().Set(std::move(infos));
   for (std::size_t i = lanes.size(); i-- > 0;) connection->lane(i).Adopt(std::move(lanes[i]));
   connection->home()->Post([connection] { connection->Start(); });
-  if (closing_.load()) {
-    connection->Fail(Error(Code::kCancelled, "this endpoint was closed"));
-    return;
-  }
   if (connection->called()) return;
   connections_.Enqueue(connection);
   loops_.front()->NotifyWaiters();

@@ -84,7 +84,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::uint16_t metrics_port() const noexcept { return metrics_ ? metrics_->port() : 0; }
   // The loop that the lanes are on: makes the connection that was agreed on, with a loop for each
   // lane, keeps it until it is closed, lets it run, and hands it to Accept if a peer has made it.
-  // `dialled`: null where a peer has. Shared with the endpoint's table.
+  // `dialled`: null where a peer has. Shared with the endpoint's table. Null, and the lanes are
+  // closed, once the endpoint is.
   std::shared_ptr<ConnectionCore> EstablishOnLoop(Peer agreed,
                                                   std::vector<std::unique_ptr<net::Lane>> lanes,
                                                   const std::vector<EventLoop*>& loops,
@@ -93,7 +94,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   bool closing() const noexcept { return closing_.load(); }
 
  private:
-  void Keep(const std::shared_ptr<ConnectionCore>& connection);
+  [[nodiscard]] bool Keep(const std::shared_ptr<ConnectionCore>& connection);
   void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                      std::vector<std::unique_ptr<net::Lane>> lanes);
   void OnLinkChange(const net::LinkChange& change);

@@ -102,21 +102,18 @@ Result<PeerMemory::Mapped> MapHere(cuda::DeviceApi* api, int gpu,
   return mapped;
 }
 
-// Maps memory of another process of this machine, or finds memory of this one.
-Result<std::shared_ptr<const PeerMemory>> Map(DeviceMemory* memory, const wire::ShareBody& body,
+// Maps memory of another process of this machine, or finds memory of this one. Runs as one of
+// `tasks`, which may end after the stagers of the endpoint.
+Result<std::shared_ptr<const PeerMemory>> Map(cuda::DeviceApi* api, BackgroundTasks* tasks,
+                                              const wire::ShareBody& body,
                                               UniqueFunction<void()> gone) {
   const auto gpu = static_cast<int>(body.gpu);
-  Stager* const stager = memory->Known(gpu);
-  if (stager == nullptr) {
-    return Error(Code::kInvalidArgument, fmt::format("GPU {} has no region there", gpu));
-  }
   // CUDA cannot import memory of the same process. The random token finds the region then; a peer
   // that guesses one gains nothing, as it would have to guess 128 bits.
   const auto local = LocalShare::Find(UuidOf(body.token));
   FERRY_TRY_ASSIGN(PeerMemory::Mapped mapped,
-                   local ? MapHere(stager->api(), gpu, local) : MapOther(stager->api(), body));
-  return std::make_shared<const PeerMemory>(std::move(mapped), &memory->background_tasks(),
-                                            std::move(gone));
+                   local ? MapHere(api, gpu, local) : MapOther(api, body));
+  return std::make_shared<const PeerMemory>(std::move(mapped), tasks, std::move(gone));
 }
 
 }  // namespace
@@ -471,11 +468,17 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
 }
 
 void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
+  Stager* const stager = memory_->Known(static_cast<int>(body.gpu));
+  if (stager == nullptr) {
+    return MappedOnLoop(body.share, Error(Code::kInvalidArgument,
+                                          fmt::format("GPU {} has no region there", body.gpu)));
+  }
   const std::weak_ptr<SharingHost> weak = connection_->weak();
   // Importing memory may block in the driver, so not on the loop. `this` is used only while `core`,
   // its owner, is held.
-  const Status posted = memory_->background_tasks().Post([weak, this, memory = memory_, body] {
-    auto mapped = Map(memory, body, [weak, this, share = body.share] {
+  BackgroundTasks* const tasks = &memory_->background_tasks();
+  const Status posted = tasks->Post([weak, this, api = stager->api(), tasks, body] {
+    auto mapped = Map(api, tasks, body, [weak, this, share = body.share] {
       if (const auto core = weak.lock()) {
         core->home()->Post([core, this, share] { GoneOnLoop(share); });
       }

@@ -8,7 +8,9 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 
+#include "ferry/core/testing/forked_child.h"
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/plugin_log.h"
@@ -347,6 +349,21 @@ TEST(PluginLoad, GpuDirectTcpxWithoutAChunkSizeIsNotEvenStarted) {
   ASSERT_FALSE(plugin);
   EXPECT_EQ(plugin.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(plugin.error().message(), HasSubstr("set NCCL_DYNAMIC_CHUNK_SIZE=524288"));
+}
+
+// As lanes that poll read it: a child that waited for its parent's lock would never end.
+TEST(PluginLog, AChildHasALogOfItsOwnWhateverItsParentReads) {
+  FERRY_SKIP_FORK_TEST();
+  std::jthread reads([](const std::stop_token& stop) {
+    while (!stop.stop_requested()) (void)PluginLogMark();
+  });
+  for (int i = 0; i < 20; ++i) {
+    const int status = StatusOfChild([] {
+      ::alarm(20);
+      return PluginLogMark() == 0 ? 3 : 4;
+    });
+    ASSERT_EQ(status, 3);
+  }
 }
 
 TEST(PluginLog, KeepsTheLastWarningsOnly) {
