@@ -34,8 +34,10 @@ TEST(Signals, TheFirstOneOnlySetsAFlagAndTheSecondOneKills) {
     const char* says;
   } const kCases[] = {{SIGINT, "interrupted by SIGINT (Ctrl-C)"},
                       {SIGTERM, "interrupted by SIGTERM"}};
-  for (const auto& [signal, says] : kCases) {
-    const int status = StatusOfChild([&signal = signal, &says = says] {
+  for (const auto& one : kCases) {
+    const int signal = one.signal;
+    const std::string says = one.says;
+    const int status = StatusOfChild([&] {
       CatchSignals();
       if (Interrupted() || InterruptSignal() != 0) return 1;
       (void)::raise(signal);
@@ -44,7 +46,7 @@ TEST(Signals, TheFirstOneOnlySetsAFlagAndTheSecondOneKills) {
       return InterruptedError().code() == Code::kCancelled ? 0 : 4;
     });
     EXPECT_EQ(status, 0) << says;
-    EXPECT_EQ(StatusOfChild([&signal = signal] {
+    EXPECT_EQ(StatusOfChild([&] {
                 CatchSignals();
                 (void)::raise(signal);
                 (void)::raise(signal);
