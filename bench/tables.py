@@ -275,10 +275,10 @@ def readme_stopped(result):
     """README's first reason: what happens when a peer stops."""
     rows = result["rows"]
     ours = rows["target stopped in a write, FERRY"]
-    said = (f"- **Why:** a transfer ends by a deadline and does not hang. When a peer was stopped (SIGSTOP), NIXL over "
-            f"Tensorferry reported an error after {number(middle(ours, 'seconds_to_error'))} s; the limit is a setting.")
+    said = (f"- **Why:** transfers end within a set time and do not hang. When a peer was stopped (SIGSTOP), NIXL over "
+            f"Tensorferry reported an error after {number(middle(ours, 'seconds_to_error'))} s, as its setting says.")
     if not rows["target stopped in a write, UCX"]["told"]:
-        said += " NIXL over UCX reported none within 60 s."
+        said += " NIXL over UCX reported none within a minute (tried once)."
     return textwrap.wrap(said, 116, subsequent_indent="  ")
 
 

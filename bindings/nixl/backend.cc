@@ -149,7 +149,8 @@ abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
     active_.CancelUsersOf(memory->region.get());
     const auto timeout = config_.peer_timeout + config_.drain_grace + std::chrono::seconds(1);
     if (const Status done = memory->region->Deregister(Deadline::After(timeout)); !done) {
-      // Its end would wait until nobody is in it, for good where a GPU is stuck.
+      // Its end would wait until nobody is in it, for good where a GPU is stuck. So the region, and
+      // with it the endpoint's staging memory, is kept until the process ends.
       if (done.error().code() == Code::kTimedOut) (void)memory.release();
       return Fail("cannot deregister memory", done.error());
     }

@@ -200,6 +200,7 @@ class Lane {
   // and `handler`, which gets callbacks until OnClosed. A later call moves the lane, with its
   // queued frames, and ends a pause. It is allowed on the current loop only, outside the lane's
   // callbacks, and between frames or while paused; afterwards this thread must not touch the lane.
+  // Never calls back from inside: a lane that cannot use the loop ends in a task or turn of it.
   virtual void Attach(EventLoop* loop, LaneHandler* handler) = 0;
   // Queues the frame; never blocks and never calls back from inside. The frame leaves at the end of
   // the loop's turn, or at once when much is queued.

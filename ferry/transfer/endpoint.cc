@@ -91,6 +91,7 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
     auto connected = dialer->result();
     if (connected) return Connection(*std::move(connected), core_.get());
     last = connected.error();
+    if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
     if (limit.expired()) break;
     if (left > 1) tried += fmt::format("{}{}", tried.empty() ? "" : ", ", at.ToString());
   }

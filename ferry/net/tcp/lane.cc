@@ -51,7 +51,11 @@ void TcpLane::Attach(EventLoop* loop, LaneHandler* handler) {
   if (here) {
     WatchOnLoop();
   } else {
-    loop->Post([this] { WatchOnLoop(); });
+    // Not inside Attach(), so that the lane can end at once, before the user's next task.
+    loop->Post([this] {
+      WatchOnLoop();
+      if (fd_ && doom_) Fail(LaneLoss::kBroken, Error(*doom_));
+    });
   }
 }
 

@@ -81,7 +81,6 @@ void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
         return self->OnHeard(id, header, reader);
       },
       [self = shared_from_this(), id](const Error& error) { self->OnGone(id, error); });
-  if (IsOver(id)) return;  // the loop could not watch the lane
   hello_exchange.SetOnSaid([self = shared_from_this(), id] {
     if (!self->IsOver(id)) self->FinishIfReady();
   });

@@ -53,27 +53,26 @@ Stager* DeviceMemory::Known(int ordinal) {
 }
 
 Result<Stager*> DeviceMemory::StagerFor(cuda::DeviceApi* api, int ordinal) {
-  const std::lock_guard lock(mutex_);
   // One for each GPU of the endpoint, made with its first region and kept: pinning memory is slow.
-  // If that fails the entry stays empty, and the next call tries again.
-  auto& stager = stagers_[ordinal];
-  if (!stager) {
-    const std::uint64_t slot = std::min(config_.stage_slice_bytes, config_.slice_bytes);
-    const std::uint64_t slots = std::max(config_.stage_bytes / slot, kMinSlots);
-    FERRY_TRY_ASSIGN(stager, Stager::Create(api, ordinal,
-                                            {.slot_bytes = slot,
-                                             .slots = static_cast<std::uint32_t>(slots),
-                                             .by_kernel = true,
-                                             .provider = provider_}));
-  }
-  return stager.get();
+  // If that fails the next call tries again.
+  const std::lock_guard making(making_);
+  if (Stager* const known = Known(ordinal); known != nullptr) return known;
+  const std::uint64_t slot = std::min(config_.stage_slice_bytes, config_.slice_bytes);
+  const std::uint64_t slots = std::max(config_.stage_bytes / slot, kMinSlots);
+  FERRY_TRY_ASSIGN(auto stager, Stager::Create(api, ordinal,
+                                               {.slot_bytes = slot,
+                                                .slots = static_cast<std::uint32_t>(slots),
+                                                .by_kernel = true,
+                                                .provider = provider_}));
+  const std::lock_guard lock(mutex_);
+  return (stagers_[ordinal] = std::move(stager)).get();
 }
 
 std::vector<StagingCounters> DeviceMemory::Counters() {
   const std::lock_guard lock(mutex_);
   std::vector<StagingCounters> all;
   for (const auto& [ordinal, stager] : stagers_) {
-    if (stager) all.push_back(stager->Counters());
+    all.push_back(stager->Counters());
   }
   return all;
 }

@@ -41,7 +41,8 @@ class DeviceMemory {
   const Config& config_;
   net::Provider* const provider_;
   BackgroundTasks background_tasks_;  // before the stagers, whose copies may still post tasks
-  std::mutex mutex_;
+  std::mutex making_;                 // of one stager at a time; before mutex_
+  std::mutex mutex_;                  // held briefly: loops look for stagers, too
   std::map<int, std::unique_ptr<Stager>> stagers_;  // by ordinal; under mutex_
 };
 

@@ -78,7 +78,6 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
         return self->OnHeard(header, reader);
       },
       [self = shared_from_this()](const Error& error) { self->End(error); });
-  if (state_ == State::kOver) return;  // the loop could not watch the lane
   hello_exchange_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
   MoveTo(State::kJoining);
 }
