@@ -14,7 +14,6 @@ HelloExchange::~HelloExchange() {
   if (timer_ != 0) loop_->CancelTimerOnLoop(timer_);
 }
 
-// Attach() comes last: what it leads to needs the rest.
 void HelloExchange::StartOnLoop(Heard heard, Gone gone) {
   heard_callback_ = std::move(heard);
   gone_ = std::move(gone);
