@@ -71,7 +71,11 @@ target_sources(tensorferry PUBLIC
                FILE_SET generated_headers TYPE HEADERS BASE_DIRS "${FERRY_GENERATED_DIR}"
                FILES ${ferry_generated_headers})
 
-# All headers, installed or not: a target that only the test headers.self_contained builds.
+# All headers, installed or not, and in unity builds, where each would need a compilation, those that are
+# installed: a target that only the test headers.self_contained builds.
+if(CMAKE_UNITY_BUILD)
+  set(ferry_headers ${ferry_public_headers})
+endif()
 add_library(ferry_all_headers INTERFACE)
 target_link_libraries(ferry_all_headers INTERFACE tensorferry)
 set_target_properties(ferry_all_headers PROPERTIES

@@ -31,9 +31,8 @@ if(FERRY_WERROR)
   list(APPEND FERRY_CUDA_WARNINGS -Werror=all-warnings -Xptxas=--warning-as-error)
 endif()
 
-# The presets with sanitizers compile up to 16 files of a target as one, because most of what a file
-# costs is its headers. So what is in anonymous namespaces has names that are unique in a layer, its
-# tests, and its testing/.
+# The presets compile up to 16 files of a target as one, because most of what a file costs is its headers.
+# So what is in anonymous namespaces has names that are unique in a layer, its tests, and its testing/.
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ takes every file but the outermost for a header, and an anonymous namespace there for a slip.
   list(APPEND FERRY_WARNINGS -Wno-subobject-linkage)
