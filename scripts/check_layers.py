@@ -57,8 +57,6 @@ DEVICE_SUFFIXES = {".cu", ".cuh"}
 SUFFIXES = {".h", ".cc"} | DEVICE_SUFFIXES
 SOURCES = ("ferry", "bindings")
 
-MAX_LINES = 600
-MAX_TEST_LINES = 800
 CAST_LAYERS = {"prim", "cuda", "net/tcp"}
 COMMENT_REACH = 3  # lines above, for the rules that ask for a comment
 
@@ -147,9 +145,6 @@ def check_code(path, lines, index):
 def check_file(path, text):
     """Yields (line number, message) for each violation; path is as layers have it."""
     lines = text.splitlines()
-    limit = MAX_TEST_LINES if is_test(path) else MAX_LINES
-    if len(lines) > limit:
-        yield len(lines), f"{len(lines)} lines; the limit is {limit}"
     if layer_of(path) not in ALLOWED:
         yield 1, f"'{layer_of(path)}' is not a layer"
         return
