@@ -25,8 +25,9 @@ endif()
 # becomes that executable and the layer stays out of the installed library. *.cu go where *.cc of
 # that name would go, in builds with CUDA. With GPU_TESTS, those tests whose names begin with Gpu are
 # labelled gpu instead of unit, and run one at a time. What is in FOLDERS belongs to the layer, too.
-# Under the thread sanitizer only the tests of TSAN_FILTER run (as --gtest_filter has it, or "none"):
-# sweeps over sizes and formats by one thread take minutes there and find nothing.
+# Sanitizers run the suites of their subject (tests/subjects.txt), and ThreadSanitizer of these only the
+# tests of TSAN_FILTER (as --gtest_filter has it): sweeps over sizes and formats by one thread take minutes
+# there and find nothing.
 function(ferry_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM;TSAN_FILTER" "DEPS;LIBS;TEST_DEPS;FOLDERS")
   ferry_glob_sources(sources "")
@@ -114,13 +115,12 @@ function(ferry_link name)
 endfunction()
 
 function(ferry_layer_tests layer sources deps gpu_tests tsan_filter)
+  ferry_keep_tests(sources)
   if(NOT sources)
     return()
   endif()
   if(NOT FERRY_SANITIZE STREQUAL "thread")
     set(tsan_filter "")
-  elseif(tsan_filter STREQUAL "none")
-    return()
   endif()
   add_executable(${layer}_test ${sources})
   ferry_warnings(${layer}_test)

@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
 """Sums up test runs: what failed, what was skipped and why, and how many passed.
 
-usage: summarize_tests.py [--times FILE] (NAME STATUS JUNIT_XML)...
+usage: summarize_tests.py (NAME STATUS JUNIT_XML)...
 
 STATUS is passed, skipped, or what went wrong. A test of ctest that ran many (run_gtests.py) counts as
-those, which are in groups/ beside JUNIT_XML. FILE has "NAME STEP SECONDS CPU_SECONDS" in its lines:
-how long the steps of each run took, and with the STEP "whole" all of them, which overlap; they are
-printed with the slowest tests. The last line is "N passed, N failed, N skipped"; exits 1 if anything
-failed.
+those, which are in groups/ beside JUNIT_XML. The last line is "N passed, N failed, N skipped"; exits 1
+if anything failed.
 """
 import os
 import re
@@ -18,7 +16,7 @@ import xml.etree.ElementTree
 DECLINED = re.compile(r"SKIP_|Disabled")
 OUTPUT_LINES = 25  # of a failed test
 NOISE = re.compile(r"\[[-= ]|Note: |Running main|\d+ warnings? generated")
-SLOWEST_SHOWN = 15
+SLOWEST_SHOWN = 20
 GTEST_REASON = re.compile(r": Skipped\n(.*?)\n+\[  SKIPPED \]", re.DOTALL)
 
 
@@ -115,42 +113,36 @@ def read_run(name, status, path):
     return run
 
 
-def print_profile(path, runs):
-    """Where the time went."""
+def print_times(times, runs):
+    """Where the time went; times: {step: (seconds, seconds of CPU)}."""
     print("=== time ===")
-    total = [0.0, 0.0]
-    with open(path, encoding="utf-8") as lines:
-        for name, step, *seconds in map(str.split, lines):
-            wall, cpu = map(float, seconds)
-            if step == "whole":  # steps overlap
-                total[0] = wall
-                continue
-            total[1] += cpu
-            print(f"{name:8} {step:10} {wall:6.0f} s, {cpu:6.0f} s of CPU")
-    print(f"{'all':19} {total[0]:6.0f} s, {total[1]:6.0f} s of CPU")
+    for name, (wall, cpu) in times.items():
+        print(f"{name:18} {wall:6.0f} s" + (f", {cpu:6.0f} s of CPU" if cpu is not None else ", steps overlap"))
     print("the slowest tests:")
-    times = [(seconds, run.name, name) for run in runs for seconds, name in run.times]
-    for seconds, run_name, name in sorted(times, reverse=True)[:SLOWEST_SHOWN]:
+    tests = [(seconds, run.name, name) for run in runs for seconds, name in run.times]
+    for seconds, run_name, name in sorted(tests, reverse=True)[:SLOWEST_SHOWN]:
         print(f"  {seconds:6.1f} s  {run_name}: {name}")
 
 
-def main():
-    arguments = sys.argv[1:]
-    times = None
-    if arguments[:1] == ["--times"]:
-        times, arguments = arguments[1], arguments[2:]
-    if not arguments or len(arguments) % 3:
-        sys.exit(__doc__)
-    runs = [read_run(*arguments[i:i + 3]) for i in range(0, len(arguments), 3)]
+def summarize(results, times=None):
+    """Prints all of it; results: [(name, status, path of a file of results)]. 1 if anything failed."""
+    runs = [read_run(*result) for result in results]
     if times:
-        print_profile(times, runs)
+        print_times(times, runs)
     print("=== summary ===")
     for run in runs:
         run.report()
     failed = sum(len(run.failed) for run in runs)
     print(f"{sum(run.passed for run in runs)} passed, {failed} failed, "
           f"{sum(len(run.skipped) for run in runs)} skipped")
-    sys.exit(1 if failed else 0)
+    return 1 if failed else 0
+
+
+def main():
+    arguments = sys.argv[1:]
+    if not arguments or len(arguments) % 3:
+        sys.exit(__doc__)
+    sys.exit(summarize([arguments[i:i + 3] for i in range(0, len(arguments), 3)]))
 
 
 if __name__ == "__main__":
