@@ -212,6 +212,16 @@ def test_a_range_that_is_twice_in_a_list_is_deregistered_and_the_agent_lives_on(
     assert "it is not registered, or its range is twice in the list" in other.end()
 
 
+def test_notifications_arrive_in_order_while_the_receiver_sleeps(started):
+    one, other = started("one"), started("other")
+    connect(one, other, 4096)
+    # More than the receiver keeps.
+    one.ask("let sizes = [(i * 7919) % 80_000 for i in range(8000)]")
+    one.ask("let [agent.agent.send_notif('other', bytes([i % 256]) * size) for i, size in enumerate(sizes)]")
+    assert other.ask("agent.await_notifications('one', 8000)") == one.ask(
+        "[(size, hash_of(bytes([i % 256]) * size)) for i, size in enumerate(sizes)]")
+
+
 def test_an_agent_transfers_to_itself(started):
     one = started("one")
     half = 1 << 19

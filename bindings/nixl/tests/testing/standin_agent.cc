@@ -159,11 +159,16 @@ void StandInAgent::Forget(const std::string& peer) {
 }
 
 const StandInAgent::Entry* StandInAgent::Find(const Range& range, const std::string& peer) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.peer == peer && range.address >= entry.blob.at.address &&
-           range.address + range.length <= entry.blob.at.address + entry.blob.at.length;
-  });
-  return found == entries_.end() ? nullptr : &*found;
+  // Of several ranges the one that is equal, as NIXL's agent finds it.
+  const Entry* covering = nullptr;
+  for (const Entry& entry : entries_) {
+    const abi::Descriptor& at = entry.blob.at;
+    const bool begins = range.address >= at.address && range.address < at.address + at.length;
+    if (entry.peer != peer || !begins) continue;
+    if (range.address == at.address && range.length == at.length) return &entry;
+    if (covering == nullptr) covering = &entry;
+  }
+  return covering;
 }
 
 StandInAgent::Transfer StandInAgent::Prepare(abi::Direction direction, std::span<const Range> local,
