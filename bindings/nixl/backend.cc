@@ -2,14 +2,19 @@
 #include "bindings/nixl/backend.h"
 
 #include <fmt/core.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <exception>
 #include <utility>
 
 #include "bindings/nixl/guard.h"
 #include "bindings/nixl/log.h"
 #include "bindings/nixl/settings.h"
+#include "ferry/core/check.h"
 
 namespace ferry::nixl {
 namespace {
@@ -100,51 +105,96 @@ abi::Memories Backend::SupportedMemories() const {
   return {abi::Memory::kDram, abi::Memory::kVram};
 }
 
-Result<std::unique_ptr<LocalMemory>> Backend::TryRegister(const abi::Descriptor& memory,
-                                                          abi::Memory kind) {
-  if (!IsSupported(kind)) {
+// Depends on the range alone, and cannot be guessed from that: a range that is registered again has
+// the same metadata, and peers that have loaded it before reach the new registration.
+std::uint64_t Backend::TokenOf(const MemoryRange& range) const {
+  const std::uint64_t name[] = {range.address, range.length,
+                                static_cast<std::uint64_t>(range.kind)};
+  std::array<unsigned char, 32> mac{};
+  // OpenSSL uses unsigned char.
+  const auto* done = ::HMAC(
+      ::EVP_sha256(), token_secret_.bytes.data(), static_cast<int>(token_secret_.bytes.size()),
+      reinterpret_cast<const unsigned char*>(name), sizeof(name), mac.data(), nullptr);
+  FERRY_CHECK(done != nullptr);
+  std::uint64_t token = 0;
+  std::memcpy(&token, mac.data(), sizeof(token));
+  return token;
+}
+
+Result<std::shared_ptr<transfer::Region>> Backend::RegisterRange(const MemoryRange& range) {
+  if (!IsSupported(range.kind)) {
     return Error(Code::kUnsupported, "only DRAM_SEG and VRAM_SEG are supported");
   }
   // NIXL names memory by its address.
-  auto* const begin = reinterpret_cast<std::byte*>(memory.address);
-  FERRY_TRY_ASSIGN(transfer::Region region,
-                   endpoint_.Register({begin, memory.length}, transfer::Rights::kReadWrite));
+  auto* const begin = reinterpret_cast<std::byte*>(range.address);
+  FERRY_TRY_ASSIGN(
+      transfer::Region region,
+      endpoint_.Register({begin, range.length}, transfer::Rights::kReadWrite, TokenOf(range)));
   // Only registration finds out where the memory is. On a mismatch the region ends with this scope.
   const std::uint8_t gpu = region.remote().gpu;
-  if ((gpu != 0) != (kind == abi::Memory::kVram)) {
-    return Error(
-        Code::kInvalidArgument,
-        fmt::format("it is memory of {}, not {}",
-                    gpu == 0 ? "the host" : fmt::format("GPU {}", gpu - 1), MemoryName(kind)));
+  if ((gpu != 0) != (range.kind == abi::Memory::kVram)) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("it is memory of {}, not {}",
+                             gpu == 0 ? "the host" : fmt::format("GPU {}", gpu - 1),
+                             MemoryName(range.kind)));
   }
-  return std::make_unique<LocalMemory>(std::move(region), kind);
+  return std::make_shared<transfer::Region>(std::move(region));
+}
+
+Result<std::unique_ptr<LocalMemory>> Backend::TryRegister(const MemoryRange& range) {
+  // One at a time: of two regions with the same token the later one counts. Not under mutex_,
+  // because the first region of a GPU takes tenths of seconds.
+  const std::lock_guard registering(registering_);
+  std::unique_lock lock(mutex_);
+  auto found = ranges_.find(range);
+  if (found == ranges_.end()) {
+    lock.unlock();
+    FERRY_TRY_ASSIGN(auto region, RegisterRange(range));
+    lock.lock();
+    found = ranges_.try_emplace(range, Registered{std::move(region), 0}).first;
+  }
+  auto memory = std::make_unique<LocalMemory>(found->second.region, range.kind);
+  registered_.insert(memory.get());
+  ++found->second.count;
+  return memory;
 }
 
 abi::Outcome Backend::Register(const abi::BlobDescriptor& memory, const abi::Memory& kind,
                                abi::Metadata*& out) {
   return Guarded("register memory", mark_, [&] {
-    auto registered = TryRegister(memory.at, kind);
+    auto registered = TryRegister({memory.at.address, memory.at.length, kind});
     if (!registered) {
       return Fail(
           fmt::format("cannot register {} bytes at {:#x}", memory.at.length, memory.at.address),
           registered.error());
     }
-    const std::lock_guard lock(mutex_);
-    registered_.insert(registered->get());
     out = registered->release();  // the agent's until Deregister()
     return abi::Outcome::kSuccess;
   });
 }
 
+std::unique_ptr<LocalMemory> Backend::Take(abi::Metadata* metadata, bool* last) {
+  const std::lock_guard lock(mutex_);
+  if (registered_.erase(metadata) == 0) return nullptr;
+  std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));  // made by Register()
+  const auto range = ranges_.find(memory->range());
+  *last = --range->second.count == 0;
+  if (*last) ranges_.erase(range);
+  return memory;
+}
+
 abi::Outcome Backend::Deregister(abi::Metadata* metadata) {
   if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("deregister memory", mark_, [&] {
-    // Made by Register().
-    std::unique_ptr<LocalMemory> memory(static_cast<LocalMemory*>(metadata));
-    {
-      const std::lock_guard lock(mutex_);
-      registered_.erase(memory.get());
+    bool last = false;
+    std::unique_ptr<LocalMemory> memory = Take(metadata, &last);
+    if (!memory) {
+      return Fail("cannot deregister memory",
+                  Error(Code::kInvalidArgument,
+                        "it is not registered, or its range is twice in the list; deregister each "
+                        "registration by a call of its own"));
     }
+    if (!last) return abi::Outcome::kSuccess;
     // First our own transfers, then the region, which waits for those of peers.
     active_.CancelUsersOf(memory->region.get());
     const auto timeout = config_.peer_timeout + config_.drain_grace + std::chrono::seconds(1);
@@ -172,19 +222,15 @@ abi::Outcome Backend::Query(const abi::BlobList& memories,
   return Guarded("query memory", mark_, [&] {
     const std::lock_guard lock(mutex_);
     for (const abi::BlobDescriptor& asked : memories.items) {
-      const auto found =
-          std::find_if(registered_.begin(), registered_.end(), [&](const LocalMemory* memory) {
-            const std::uintptr_t begin = memory->base();
-            const std::uintptr_t end = begin + memory->region->memory().size();
-            return memory->kind == memories.memory && asked.at.address >= begin &&
-                   asked.at.address <= end && asked.at.length <= end - asked.at.address;
-          });
+      const auto found = std::find_if(ranges_.begin(), ranges_.end(), [&](const auto& entry) {
+        const MemoryRange& range = entry.first;
+        return range.kind == memories.memory && Covers(range.address, range.length, asked.at);
+      });
       // One entry for each question, in order, whatever the answer is.
       out.emplace_back(std::nullopt);
-      if (found != registered_.end()) {
-        out.back() =
-            abi::Params{{"memory", MemoryName((*found)->kind)},
-                        {"registered_bytes", std::to_string((*found)->region->memory().size())}};
+      if (found != ranges_.end()) {
+        out.back() = abi::Params{{"memory", MemoryName(found->first.kind)},
+                                 {"registered_bytes", std::to_string(found->first.length)}};
       }
     }
     return abi::Outcome::kSuccess;
@@ -285,6 +331,13 @@ Result<std::unique_ptr<RemoteMemory>> Backend::TryImport(const abi::BlobDescript
   return std::make_unique<RemoteMemory>(std::move(info.region), memory.at.address);
 }
 
+abi::Outcome Backend::Load(std::unique_ptr<RemoteMemory> memory, abi::Metadata*& out) {
+  const std::lock_guard lock(mutex_);
+  loaded_.insert(memory.get());
+  out = memory.release();  // the agent's until UnloadMetadata()
+  return abi::Outcome::kSuccess;
+}
+
 abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, const abi::Memory& kind,
                                          const std::string& agent, abi::Metadata*& out) {
   return Guarded("load metadata", mark_, [&] {
@@ -293,8 +346,7 @@ abi::Outcome Backend::LoadRemoteMetadata(const abi::BlobDescriptor& memory, cons
       (void)Fail(fmt::format("cannot load metadata of agent '{}'", agent), imported.error());
       return abi::Outcome::kMismatch;
     }
-    out = imported->release();  // the agent's until UnloadMetadata()
-    return abi::Outcome::kSuccess;
+    return Load(*std::move(imported), out);
   });
 }
 
@@ -302,16 +354,19 @@ abi::Outcome Backend::LoadLocalMetadata(abi::Metadata* metadata, abi::Metadata*&
   return Guarded("load own metadata", mark_, [&] {
     // Made by Register().
     const auto* const memory = static_cast<const LocalMemory*>(metadata);
-    // The agent's until UnloadMetadata().
-    out = std::make_unique<RemoteMemory>(memory->region->remote(), memory->base()).release();
-    return abi::Outcome::kSuccess;
+    return Load(std::make_unique<RemoteMemory>(memory->region->remote(), memory->base()), out);
   });
 }
 
 abi::Outcome Backend::UnloadMetadata(abi::Metadata* metadata) {
   if (mark_.forked()) return abi::Outcome::kSuccess;  // it is the parent's
   return Guarded("unload metadata", mark_, [&] {
-    delete metadata;  // NOLINT(cppcoreguidelines-owning-memory): the agent gives it back
+    {
+      const std::lock_guard lock(mutex_);
+      // The agent gives it back, twice where a range is twice in the list.
+      if (loaded_.erase(metadata) == 0) return abi::Outcome::kInvalidParam;
+    }
+    delete metadata;  // NOLINT(cppcoreguidelines-owning-memory): made by Load()
     return abi::Outcome::kSuccess;
   });
 }

@@ -69,11 +69,24 @@ class Backend final : public abi::BackendEngine {
                             const void* options) const override;
 
  private:
+  // The registrations of one range, which have one region, so that their metadata is the same:
+  // NIXL's agent refuses metadata that changes.
+  struct Registered {
+    std::shared_ptr<transfer::Region> region;  // as in LocalMemory
+    std::size_t count = 0;
+  };
+
   Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint);
   Status Start();
   // Errors: kInvalidArgument where no metadata of this agent is loaded.
   Result<std::shared_ptr<Peer>> FindPeer(const std::string& agent) const;
-  Result<std::unique_ptr<LocalMemory>> TryRegister(const abi::Descriptor& memory, abi::Memory kind);
+  Result<std::unique_ptr<LocalMemory>> TryRegister(const MemoryRange& range);
+  std::uint64_t TokenOf(const MemoryRange& range) const;
+  Result<std::shared_ptr<transfer::Region>> RegisterRange(const MemoryRange& range);
+  // Takes the memory out of the tables; null if it is not in them. `last`: no other registration of
+  // its range is left.
+  std::unique_ptr<LocalMemory> Take(abi::Metadata* metadata, bool* last);
+  abi::Outcome Load(std::unique_ptr<RemoteMemory> memory, abi::Metadata*& out);
   Result<std::unique_ptr<RemoteMemory>> TryImport(const abi::BlobDescriptor& memory,
                                                   abi::Memory kind, const std::string& agent) const;
 
@@ -81,16 +94,21 @@ class Backend final : public abi::BackendEngine {
   const Config config_;
   transfer::Endpoint endpoint_;
   const Uuid secret_ = Uuid::Random();
+  const Uuid token_secret_ = Uuid::Random();
   mutable ActiveTransfers active_;
   Tasks tasks_;
   std::unique_ptr<Courier> courier_;
   std::unique_ptr<Inbox> inbox_;
   Peer::Context peer_context_;
   TransferJob::Context transfer_context_;
+  std::mutex registering_;  // before mutex_
   mutable std::mutex mutex_;
   // Under mutex_; shared with transfers. This agent is one of them, for transfers to itself.
   std::map<std::string, std::shared_ptr<Peer>> peers_;
-  std::set<const LocalMemory*> registered_;  // under mutex_
+  // Under mutex_: what the agent has of us. It gives some back twice.
+  std::set<const abi::Metadata*> registered_;
+  std::set<const abi::Metadata*> loaded_;
+  std::map<MemoryRange, Registered> ranges_;  // under mutex_
 };
 
 }  // namespace ferry::nixl

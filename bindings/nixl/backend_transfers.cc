@@ -59,7 +59,7 @@ abi::Outcome Backend::Post(const abi::Direction& /*direction*/, const abi::MetaL
     if (request == nullptr) return abi::Outcome::kInvalidParam;
     std::optional<std::string> notification;
     if (options != nullptr && options->has_notification) {
-      if (const Status fits = Message::CheckLength(options->notification.size()); !fits) {
+      if (const Status fits = CheckNotificationLength(options->notification.size()); !fits) {
         return Fail("cannot post a transfer", fits.error());
       }
       notification = options->notification;
@@ -103,14 +103,14 @@ abi::Outcome Backend::Notify(const std::string& agent, const std::string& messag
   return Guarded("send a notification", mark_, [&] {
     const auto peer = FindPeer(agent);
     if (!peer) return Fail("cannot send a notification", peer.error());
-    if (const Status fits = Message::CheckLength(message.size()); !fits) {
+    if (const Status fits = CheckNotificationLength(message.size()); !fits) {
       return Fail("cannot send a notification", fits.error());
     }
-    const auto job =
-        std::make_shared<NotificationJob>(agent, message, (*peer)->outbox(), courier_.get());
-    const Status submitted = (*peer)->Submit(job);
-    return submitted ? abi::Outcome::kSuccess
-                     : Fail("cannot send a notification", submitted.error());
+    (*peer)->outbox()->Add(message, nullptr);
+    const Status submitted = (*peer)->Submit((*peer)->outbox());
+    if (submitted) return abi::Outcome::kSuccess;
+    (*peer)->outbox()->Fail(submitted.error());
+    return Fail("cannot send a notification", submitted.error());
   });
 }
 

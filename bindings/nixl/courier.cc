@@ -16,7 +16,8 @@
 namespace ferry::nixl {
 namespace {
 
-constexpr auto kRetryPause = milliseconds(1);
+// Between two looks at operations that have no descriptor.
+constexpr auto kPollPause = milliseconds(1);
 
 }  // namespace
 
@@ -61,10 +62,17 @@ void Courier::Watch(std::shared_ptr<Job> job, transfer::Operation operation) {
   Wake();
 }
 
-void Courier::Retry(std::shared_ptr<Job> job) {
+void Courier::Retry(std::shared_ptr<Job> job, Clock::duration pause) {
   const std::lock_guard lock(mutex_);
-  to_retry_.insert(std::move(job));
-  Wake();
+  if (to_retry_.emplace(std::move(job), Clock::now() + pause).second) Wake();
+}
+
+Deadline Courier::NextRetryLocked(Deadline due) const {
+  Deadline next = Deadline::Never();
+  // From the first operation on: those that come later do not put it off.
+  if (!undescribed_.empty()) next = Deadline::After(kPollPause).Sooner(due.expired() ? next : due);
+  for (const auto& entry : to_retry_) next = next.Sooner(Deadline::At(entry.second));
+  return next;
 }
 
 void Courier::WaitIdle(Deadline deadline) {
@@ -87,8 +95,16 @@ std::shared_ptr<Job> Courier::TakeWatched(std::uint64_t id) {
 
 std::vector<std::shared_ptr<Job>> Courier::TakeDue() {
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Job>> due(to_retry_.begin(), to_retry_.end());  // with their posters
-  to_retry_.clear();
+  std::vector<std::shared_ptr<Job>> due;  // with their posters
+  const Clock::time_point now = Clock::now();
+  for (auto entry = to_retry_.begin(); entry != to_retry_.end();) {
+    if (entry->second > now) {
+      ++entry;
+      continue;
+    }
+    due.push_back(entry->first);
+    entry = to_retry_.erase(entry);
+  }
   for (std::size_t i = 0; i < undescribed_.size();) {
     if (!undescribed_[i].operation.Poll()) {
       ++i;
@@ -118,7 +134,6 @@ void Courier::Run() {
     }
     if (due.expired()) {
       for (auto& job : TakeDue()) jobs.push_back(std::move(job));
-      due = Deadline::Never();
     }
     // Without mutex_: a job holds its own mutex when it calls Watch() or Retry(). Lock order: the
     // job's mutex, then ours.
@@ -127,10 +142,7 @@ void Courier::Run() {
     advancing_ -= jobs.size();
     if (stopping_) return;
     changed_.notify_all();
-    // From the first job on: those that come later do not put it off.
-    if (due.never() && !(to_retry_.empty() && undescribed_.empty())) {
-      due = Deadline::After(kRetryPause);
-    }
+    due = NextRetryLocked(due);
   }
 }
 

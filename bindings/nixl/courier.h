@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
@@ -29,8 +28,8 @@ class Courier {
 
   // Advances the job once, when the operation has ended.
   void Watch(std::shared_ptr<Job> job, transfer::Operation operation);
-  // Advances the job once, in about a millisecond, however often this is asked until then.
-  void Retry(std::shared_ptr<Job> job);
+  // Advances the job once, after the pause, however often this is asked until then.
+  void Retry(std::shared_ptr<Job> job, Clock::duration pause = milliseconds(1));
   // Waits until no job waits any more, or until the deadline.
   void WaitIdle(Deadline deadline);
 
@@ -46,6 +45,7 @@ class Courier {
   void Wake() const noexcept;
   std::shared_ptr<Job> TakeWatched(std::uint64_t id);
   std::vector<std::shared_ptr<Job>> TakeDue();
+  Deadline NextRetryLocked(Deadline due) const;
 
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd
@@ -53,10 +53,11 @@ class Courier {
   std::condition_variable changed_;
   std::map<std::uint64_t, Watched> watched_;  // under mutex_, by the number epoll knows
   std::vector<Watched> undescribed_;          // under mutex_: no descriptor was to be had
-  std::set<std::shared_ptr<Job>> to_retry_;   // under mutex_; shared with their posters
-  std::uint64_t next_ = 1;                    // under mutex_; 0 is wake_
-  std::size_t advancing_ = 0;                 // under mutex_
-  bool stopping_ = false;                     // under mutex_
+  // Under mutex_: when; shared with their posters.
+  std::map<std::shared_ptr<Job>, Clock::time_point> to_retry_;
+  std::uint64_t next_ = 1;     // under mutex_; 0 is wake_
+  std::size_t advancing_ = 0;  // under mutex_
+  bool stopping_ = false;      // under mutex_
   std::thread thread_;
 };
 

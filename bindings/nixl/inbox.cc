@@ -4,10 +4,10 @@
 #include <fmt/core.h>
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "bindings/nixl/epoll.h"
@@ -19,10 +19,10 @@ namespace {
 
 constexpr std::uint64_t kAccept = 1;
 constexpr auto kMaxSilence = std::chrono::seconds(5);
-// The limit of notifications that nobody takes. Beyond it the senders wait.
+// The limit of notifications that nobody takes, which senders share.
 constexpr std::uint64_t kMaxArrivedBytes = 256 << 20;
-// Messages of one sender of which pieces are missing.
-constexpr std::size_t kMaxJoining = 4096;
+// Pieces of one sender, or connections, before others have their turn.
+constexpr int kMaxPerTurn = 64;
 
 Deadline Now() { return Deadline::After(Clock::duration::zero()); }
 
@@ -65,7 +65,6 @@ Inbox::~Inbox() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  room_.notify_all();
   SignalEventFd(wake_.get());
   if (thread_.joinable()) thread_.join();
 }
@@ -75,10 +74,10 @@ void Inbox::Take(abi::Notifications* out) {
   {
     const std::lock_guard lock(mutex_);
     taken.swap(arrived_);
-    arrived_bytes_ = 0;
+    if (!taken.empty()) ++takes_;
+    if (std::exchange(room_wanted_, false)) SignalEventFd(wake_.get());
   }
   if (taken.empty()) return;
-  room_.notify_all();
   if (out->empty()) {
     out->swap(taken);
   } else {
@@ -93,6 +92,10 @@ void Inbox::Run() {
     const int count = epoll_wait(epoll_.get(), events.data(), events.size(), silent ? 1000 : -1);
     for (std::size_t i = 0; static_cast<int>(i) < count; ++i) {  // -1 where a signal came
       const std::uint64_t id = events[i].data.u64;
+      if (id == kWake) {
+        DrainEventFd(wake_.get());
+        ResumePaused();
+      }
       if (id == kAccept) AcceptAll();
       if (id > kAccept) Drain(id);
     }
@@ -103,7 +106,7 @@ void Inbox::Run() {
 }
 
 void Inbox::AcceptAll() {
-  while (true) {
+  for (int left = kMaxPerTurn; left > 0; --left) {
     auto accepted = endpoint_->Accept(Now());
     if (!accepted) {
       // The endpoint is closing: its descriptor stays readable.
@@ -129,7 +132,7 @@ void Inbox::AcceptAll() {
     senders_.emplace(next_++, Sender{.connection = *std::move(accepted),
                                      .readiness = *std::move(readiness),
                                      .agent = {},
-                                     .joining = {}});
+                                     .joiner = {}});
   }
 }
 
@@ -137,16 +140,70 @@ void Inbox::Drain(std::uint64_t id) {
   const auto found = senders_.find(id);
   if (found == senders_.end()) return;
   Next next = Next::kGoOn;
-  while (next == Next::kGoOn) next = TakeOne(&found->second);
-  if (next == Next::kForget) senders_.erase(found);
+  for (int left = kMaxPerTurn; next == Next::kGoOn && left > 0; --left) {
+    if (!HasRoom(id, &found->second)) {
+      paused_.push_back(id);
+      return Watch(id, 0);
+    }
+    next = TakeOne(id, &found->second);
+  }
+  if (next == Next::kForget) Forget(found);
 }
 
-Inbox::Next Inbox::TakeOne(Sender* sender) {
-  const auto frame = sender->connection.TakeNotification(Now());
-  if (!frame) {
-    return frame.error().code() == Code::kTimedOut ? Next::kEmpty : Next::kForget;
+bool Inbox::HasRoom(std::uint64_t id, Sender* sender) {
+  const std::uint64_t share = kMaxArrivedBytes / senders_.size();
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
+    if (sender->arrived + sender->joiner.size() < share) return true;
+    if (sender->arrived != 0) {
+      room_wanted_ = true;
+      return false;
+    }
   }
-  const Status taken = OnFrame(sender, *frame);
+  if (!largest_) largest_ = id;
+  if (*largest_ != id) largest_wanted_ = true;
+  return *largest_ == id;
+}
+
+void Inbox::Watch(std::uint64_t id, std::uint32_t events) {
+  const auto found = senders_.find(id);
+  if (found == senders_.end()) return;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (const auto fd = found->second.readiness->fd()) {
+    (void)epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, *fd, &event);
+  }
+}
+
+void Inbox::ResumePaused() {
+  for (const std::uint64_t id : std::exchange(paused_, {})) Watch(id, EPOLLIN);
+}
+
+Inbox::Senders::iterator Inbox::Forget(Senders::iterator sender) {
+  ReleaseLargest(sender->first);
+  return senders_.erase(sender);
+}
+
+void Inbox::ReleaseLargest(std::uint64_t id) {
+  if (largest_ != id) return;
+  largest_.reset();
+  if (std::exchange(largest_wanted_, false)) ResumePaused();
+}
+
+Inbox::Next Inbox::TakeOne(std::uint64_t id, Sender* sender) {
+  Status taken = Ok();
+  try {
+    const auto frame = sender->connection.TakeNotification(Now());
+    if (!frame) {
+      return frame.error().code() == Code::kTimedOut ? Next::kEmpty : Next::kForget;
+    }
+    taken = OnFrame(id, sender, *frame);
+  } catch (const std::bad_alloc&) {
+    sender->joiner = Joiner();  // so that there is memory to go on
+    taken = Error(Code::kUnavailable, "there is no memory for its notification");
+  }
   if (taken) return Next::kGoOn;
   Log(LogLevel::kError,
       fmt::format("the connection of {} was closed: {}",
@@ -158,64 +215,41 @@ Inbox::Next Inbox::TakeOne(Sender* sender) {
   return Next::kForget;
 }
 
-Status Inbox::OnFrame(Sender* sender, const std::vector<std::byte>& frame) {
-  if (!sender->agent) {
-    FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
-    // The secret is in this agent's metadata, so it proves that the sender has loaded that.
-    if (!SameSecret(hello.secret, secret_)) {
-      return Error(Code::kRefused,
-                   "it does not have this agent's metadata; only agents that have loaded it may "
-                   "connect");
-    }
-    sender->agent = std::move(hello.agent);
-    Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
-    return Ok();
+Status Inbox::OnHello(Sender* sender, const std::vector<std::byte>& frame) {
+  FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
+  // The secret is in this agent's metadata, so it proves that the sender has loaded that.
+  if (!SameSecret(hello.secret, secret_)) {
+    return Error(Code::kRefused,
+                 "it does not have this agent's metadata; only agents that have loaded it may "
+                 "connect");
   }
-  FERRY_TRY_ASSIGN(const Piece piece, ParsePiece(frame));
-  FERRY_TRY_ASSIGN(std::optional<std::string> message, Join(sender, piece));
-  if (message) Deliver(*sender->agent, *std::move(message));
+  sender->agent = std::move(hello.agent);
+  Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
   return Ok();
 }
 
-Result<std::optional<std::string>> Inbox::Join(Sender* sender, const Piece& piece) {
+Status Inbox::OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::byte>& frame) {
+  if (!sender->agent) return OnHello(sender, frame);
+  FERRY_TRY_ASSIGN(const Piece piece, ParsePiece(frame));
   const PieceHeader& header = piece.header;
-  if (piece.bytes.size() == header.total) return std::optional<std::string>(piece.bytes);
-  // Limits come first: a peer decides about these numbers, and nothing is kept for it before.
-  // Pieces may come in any order, because refused ones are posted again.
-  if (header.total > kMaxMessageBytes ||
-      (sender->joining.size() >= kMaxJoining && !sender->joining.contains(header.message))) {
-    return Error(Code::kCorrupt,
-                 fmt::format("a notification of {} bytes, or too many that are not complete; at "
-                             "most {} bytes and {} notifications are accepted",
-                             header.total, kMaxMessageBytes, kMaxJoining));
+  // One before it was refused, because our queue was full: both come again.
+  if (!sender->joiner.IsNext(header)) return Ok();
+  FERRY_TRY_ASSIGN(std::optional<std::string> message, sender->joiner.Add(piece));
+  sender->since = Clock::now();
+  if (message) {
+    Deliver(sender, *std::move(message));
+    ReleaseLargest(id);
   }
-  Joining& joining = sender->joining[header.message];
-  const bool is_new = joining.pieces.emplace(header.offset, piece.bytes).second;
-  if (joining.total == 0) joining.total = header.total;
-  if (!is_new || joining.total != header.total) {
-    return Error(Code::kCorrupt, "the pieces of a notification contradict each other");
-  }
-  joining.received += piece.bytes.size();
-  if (joining.received < joining.total) return std::optional<std::string>();
-  std::string whole;
-  whole.reserve(joining.total);
-  for (const auto& [offset, bytes] : joining.pieces) {
-    if (offset != whole.size()) {
-      return Error(Code::kCorrupt, "the pieces of a notification overlap");
-    }
-    whole += bytes;
-  }
-  sender->joining.erase(header.message);
-  return std::optional<std::string>(std::move(whole));
+  if (header.asks != 0) (void)sender->connection.Send(AnswerTag(header.sequence), {});
+  return Ok();
 }
 
-void Inbox::Deliver(const std::string& agent, std::string message) {
-  std::unique_lock lock(mutex_);
-  // Blocks the thread, so notifications stay in the connections' queues, and senders are refused
-  // with kUnavailable once these are full. Take() and the destructor wake it.
-  room_.wait(lock, [this] { return stopping_ || arrived_bytes_ < kMaxArrivedBytes; });
-  arrived_bytes_ += message.size() + agent.size() + sizeof(abi::Notifications::value_type);
-  arrived_.emplace_back(agent, std::move(message));
+void Inbox::Deliver(Sender* sender, std::string message) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
+  sender->arrived +=
+      message.size() + sender->agent->size() + sizeof(abi::Notifications::value_type);
+  arrived_.emplace_back(*sender->agent, std::move(message));
 }
 
 bool Inbox::CloseSilent() {
@@ -223,23 +257,30 @@ bool Inbox::CloseSilent() {
   // comes.
   bool any = false;
   for (auto sender = senders_.begin(); sender != senders_.end();) {
-    const bool silent = !sender->second.agent;
+    const bool holds_up = largest_wanted_ && largest_ == sender->first;
+    const bool silent = !sender->second.agent || holds_up;
     if (!silent || Clock::now() - sender->second.since < kMaxSilence) {
       any = any || silent;
       ++sender;
       continue;
     }
-    // Nobody looked while Deliver() blocked.
-    const Next next = TakeOne(&sender->second);
-    if (next == Next::kGoOn) continue;
+    // The thread may have been late.
+    const Next next = TakeOne(sender->first, &sender->second);
+    if (next == Next::kGoOn) {
+      any = true;
+      ++sender;
+      continue;
+    }
     if (next == Next::kEmpty) {
       Log(LogLevel::kWarning,
-          fmt::format(
-              "the connection of {} was closed: it did not say which agent it is within {} s",
-              sender->second.connection.Info().peer, kMaxSilence.count()));
+          fmt::format("the connection of {} was closed: it did not {} within {} s",
+                      sender->second.connection.Info().peer,
+                      holds_up ? "send more of a long notification, for which others wait"
+                               : "say which agent it is",
+                      kMaxSilence.count()));
       CloseInBackground(sender->second.connection);
     }
-    sender = senders_.erase(sender);
+    sender = Forget(sender);
   }
   return any;
 }

@@ -1,6 +1,5 @@
 // Accepts the connections of peers and collects their notifications.
 #pragma once
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,7 +20,9 @@
 namespace ferry::nixl {
 
 // A thread that takes notifications as they arrive, joins their pieces, and keeps them until they
-// are asked for. Connections that do not prove soon that they have our metadata are closed.
+// are asked for. Senders take turns, and each may fill its share of the memory: of one that has
+// filled it nothing more is taken, so that it gets no answer and waits. Connections that do not
+// prove soon that they have our metadata are closed.
 class Inbox {
  public:
   // The endpoint and the tasks outlive it. Errors: kUnavailable (descriptors, threads).
@@ -35,19 +36,16 @@ class Inbox {
   void Take(abi::Notifications* out);
 
  private:
-  // A message of which pieces are missing.
-  struct Joining {
-    std::uint64_t total = 0;
-    std::uint64_t received = 0;
-    std::map<std::uint64_t, std::string> pieces;  // by offset
-  };
   struct Sender {
     transfer::Connection connection;
     std::optional<transfer::Readiness> readiness;
-    std::optional<std::string> agent;  // once it has said hello
-    Clock::time_point since = Clock::now();
-    std::map<std::uint64_t, Joining> joining;
+    std::optional<std::string> agent;        // once it has said hello
+    Clock::time_point since = Clock::now();  // accepted, or sent the last piece
+    Joiner joiner;
+    std::uint64_t arrived = 0;  // bytes in arrived_, since that number of takes
+    std::uint64_t takes = 0;
   };
+  using Senders = std::map<std::uint64_t, Sender>;
   enum class Next { kGoOn, kEmpty, kForget };
 
   Inbox(transfer::Endpoint* endpoint, Tasks* tasks, const Uuid& secret, UniqueFd epoll,
@@ -61,12 +59,18 @@ class Inbox {
   Status Start();
   void Run();
   void AcceptAll();
-  // Takes what is there of one sender; forgets the sender if that is over.
+  // Takes one turn's share of what is there of one sender; forgets the sender if that is over.
   void Drain(std::uint64_t id);
-  Next TakeOne(Sender* sender);
-  Status OnFrame(Sender* sender, const std::vector<std::byte>& frame);
-  static Result<std::optional<std::string>> Join(Sender* sender, const Piece& piece);
-  void Deliver(const std::string& agent, std::string message);
+  // Whether there is room for a piece of this sender.
+  bool HasRoom(std::uint64_t id, Sender* sender);
+  void Watch(std::uint64_t id, std::uint32_t events);
+  void ResumePaused();
+  void ReleaseLargest(std::uint64_t id);
+  Senders::iterator Forget(Senders::iterator sender);
+  Next TakeOne(std::uint64_t id, Sender* sender);
+  Status OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::byte>& frame);
+  Status OnHello(Sender* sender, const std::vector<std::byte>& frame);
+  void Deliver(Sender* sender, std::string message);
   // Closes the connections that have said nothing for too long. Whether any is left to watch.
   bool CloseSilent();
   void CloseInBackground(transfer::Connection connection);
@@ -77,14 +81,17 @@ class Inbox {
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd
   std::optional<transfer::Readiness> to_accept_;
-  std::map<std::uint64_t, Sender> senders_;  // the thread's
-  std::uint64_t next_ = 2;                   // the thread's; 0 is wake_, 1 to_accept_
+  Senders senders_;                       // this and what follows: the thread's
+  std::uint64_t next_ = 2;                // 0 is wake_, 1 to_accept_
+  std::vector<std::uint64_t> paused_;     // senders without room
+  std::optional<std::uint64_t> largest_;  // the one sender whose message may exceed its share
+  bool largest_wanted_ = false;           // by others, meanwhile
 
   std::mutex mutex_;
-  std::condition_variable room_;
-  abi::Notifications arrived_;       // under mutex_
-  std::uint64_t arrived_bytes_ = 0;  // under mutex_
-  bool stopping_ = false;            // under mutex_
+  abi::Notifications arrived_;  // under mutex_
+  std::uint64_t takes_ = 0;     // under mutex_
+  bool room_wanted_ = false;    // under mutex_: wake the thread after a take
+  bool stopping_ = false;       // under mutex_
   std::thread thread_;
 };
 

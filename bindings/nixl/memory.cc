@@ -54,13 +54,13 @@ class Collector {
   Regions last_regions_{nullptr, nullptr};
 };
 
+}  // namespace
+
 bool Covers(std::uintptr_t base, std::uint64_t size, const abi::Descriptor& part) {
   // Without sums, which numbers from a peer could overflow.
   return part.address >= base && part.address - base <= size &&
          part.length <= size - (part.address - base);
 }
-
-}  // namespace
 
 Result<std::vector<Part>> PartsOf(abi::Direction direction, const abi::MetaList& local,
                                   const abi::MetaList& remote) {

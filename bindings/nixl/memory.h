@@ -1,5 +1,6 @@
 // Registered memory and memory of peers, as the agent keeps them.
 #pragma once
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,18 +15,30 @@
 
 namespace ferry::nixl {
 
+// A registered range.
+struct MemoryRange {
+  std::uintptr_t address = 0;
+  std::uint64_t length = 0;
+  abi::Memory kind = abi::Memory::kDram;
+
+  friend auto operator<=>(const MemoryRange&, const MemoryRange&) = default;
+};
+
 struct LocalMemory final : abi::Metadata {
-  LocalMemory(transfer::Region registered, abi::Memory memory_kind)
-      : Metadata(true),
-        region(std::make_shared<transfer::Region>(std::move(registered))),
-        kind(memory_kind) {}
+  LocalMemory(std::shared_ptr<transfer::Region> registered, abi::Memory memory_kind)
+      : Metadata(true), region(std::move(registered)), kind(memory_kind) {}
+  MemoryRange range() const { return {base(), region->memory().size(), kind}; }
   std::uintptr_t base() const {
     return reinterpret_cast<std::uintptr_t>(region->memory().data());  // as descriptors have it
   }
 
-  std::shared_ptr<transfer::Region> region;  // shared with transfers that were prepared with it
+  // Shared with transfers that were prepared with it, and registrations of the same range.
+  std::shared_ptr<transfer::Region> region;
   abi::Memory kind;
 };
+
+// Whether the descriptor lies within a range.
+bool Covers(std::uintptr_t base, std::uint64_t size, const abi::Descriptor& part);
 
 struct RemoteMemory final : abi::Metadata {
   RemoteMemory(transfer::RemoteRegion imported, std::uintptr_t address)

@@ -113,7 +113,7 @@ void Peer::Disconnect() {
   for (const auto& job : waiting) {
     job->Fail(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
   }
-  outbox_->Drop(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
+  outbox_->Fail(Error(Code::kCancelled, fmt::format("agent '{}' was disconnected", name_)));
   if (connection) CloseInBackground(*std::move(connection));
 }
 

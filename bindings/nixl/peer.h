@@ -9,7 +9,7 @@
 
 #include "bindings/nixl/courier.h"
 #include "bindings/nixl/job.h"
-#include "bindings/nixl/message.h"
+#include "bindings/nixl/outbox.h"
 #include "bindings/nixl/tasks.h"
 #include "bindings/nixl/wire.h"
 #include "ferry/core/deadline.h"
@@ -31,7 +31,10 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   };
 
   Peer(std::string name, ConnectionInfo info, const Context* context)
-      : name_(std::move(name)), info_(std::move(info)), context_(context) {}
+      : name_(std::move(name)),
+        info_(std::move(info)),
+        context_(context),
+        outbox_(std::make_shared<Outbox>(name_, context->courier)) {}
 
   const std::string& name() const noexcept { return name_; }
   // Whether it is this agent itself.
@@ -55,7 +58,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   // Logs the loss of a connection that was made a moment ago, if it is lost.
   void TellEarlyLoss();
 
-  // Shared with notifications that have not ended.
+  // Shared with the courier.
   const std::shared_ptr<Outbox>& outbox() const noexcept { return outbox_; }
 
   // Measured by transfers that ended: bytes per second, 0 if there was none yet.
@@ -83,7 +86,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   const std::string name_;
   const ConnectionInfo info_;
   const Context* const context_;
-  const std::shared_ptr<Outbox> outbox_ = std::make_shared<Outbox>();  // as in outbox()
+  const std::shared_ptr<Outbox> outbox_;  // as in outbox()
   std::atomic<double> rate_{0};
   std::atomic<bool> loss_logged_{false};
   std::mutex mutex_;

@@ -83,7 +83,6 @@ Status TransferJob::Post(std::optional<std::string> notification) {
     state_ = State::kWaiting;
     outcome_ = abi::Outcome::kInProgress;
     notification_ = std::move(notification);
-    may_join_ = direction_ == abi::Direction::kWrite;
     began_ = Clock::now();
   }
   // Before Submit(), so that memory that is deregistered meanwhile finds this transfer. The state
@@ -118,16 +117,12 @@ void TransferJob::Advance() {
 }
 
 void TransferJob::PostLocked() {
-  joined_ = may_join_ && notification_ && notification_->size() <= kMaxPieceBytes;
-  std::vector<std::byte> frame;
-  if (joined_) frame = Message::WholeFrame(*notification_);
-  auto posted = direction_ == abi::Direction::kWrite
-                    ? connection_->Write(*prepared_, {.notification = frame})
-                    : connection_->Read(*prepared_);
+  auto posted = direction_ == abi::Direction::kWrite ? connection_->Write(*prepared_)
+                                                     : connection_->Read(*prepared_);
   if (posted) {
     operation_ = *std::move(posted);
     // Nobody has to poll for a notification that follows.
-    if (notification_ && !joined_) context_->courier->Watch(shared_from_this(), *operation_);
+    if (notification_) context_->courier->Watch(shared_from_this(), *operation_);
   } else if (posted.error().code() == Code::kUnavailable) {
     context_->courier->Retry(shared_from_this());  // as many operations as may be are in flight
   } else {
@@ -136,36 +131,28 @@ void TransferJob::PostLocked() {
 }
 
 void TransferJob::AdvanceLocked() {
-  if (state_ == State::kMoving) {
-    if (!operation_) return PostLocked();
-    if (operation_->Done()) {
-      OnMovedLocked(operation_->Wait(Deadline::After(Clock::duration::zero())));
-    }
-  } else if (state_ == State::kNotifying) {
-    NotifyLocked();
+  if (state_ != State::kMoving) return;
+  if (!operation_) return PostLocked();
+  if (operation_->Done()) {
+    OnMovedLocked(operation_->Wait(Deadline::After(Clock::duration::zero())));
   }
 }
 
 void TransferJob::OnMovedLocked(const Status& moved) {
   operation_.reset();
-  if (!moved) {
-    if (moved.error().code() != Code::kUnavailable || !joined_) return EndLocked(moved);
-    // The peer had no room for the notification. The bytes go again, and the notification after
-    // them, by itself, until there is room.
-    may_join_ = false;
-    return PostLocked();
-  }
+  if (!moved) return EndLocked(moved);
   peer_->Measured(bytes_, Clock::now() - began_);
-  if (!notification_ || (joined_ && bytes_ != 0)) return EndLocked(Ok());
-  message_.emplace(*std::move(notification_));
-  notification_.reset();
+  if (!notification_) return EndLocked(Ok());
   state_ = State::kNotifying;
-  NotifyLocked();
+  // Behind the notifications that were sent before.
+  const auto self = std::static_pointer_cast<TransferJob>(shared_from_this());
+  peer_->outbox()->Add(*std::exchange(notification_, std::nullopt), self);
+  peer_->outbox()->Start(*connection_);
 }
 
-void TransferJob::NotifyLocked() {
-  const auto ended = message_->Advance(&*connection_, context_->courier, shared_from_this());
-  if (ended) EndLocked(*ended);
+void TransferJob::OnNotified(const Status& how) {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kNotifying) EndLocked(how);
 }
 
 void TransferJob::EndLocked(const Status& ended) {
@@ -176,7 +163,6 @@ void TransferJob::EndLocked(const Status& ended) {
     outcome_ = abi::Outcome::kBackend;
   }
   operation_.reset();
-  message_.reset();
   connection_.reset();
   notification_.reset();
   context_->active->Remove(this);
@@ -190,10 +176,16 @@ void TransferJob::EndLocked(const Status& ended) {
 }
 
 abi::Outcome TransferJob::Check() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kMoving && operation_) {
+      (void)operation_->Poll();
+      AdvanceLocked();
+    }
+    if (state_ != State::kNotifying) return outcome_;
+  }
+  peer_->outbox()->Poll();  // calls OnNotified()
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kMoving && operation_) (void)operation_->Poll();
-  if (state_ == State::kNotifying) message_->Poll();
-  if (state_ == State::kNotifying || operation_) AdvanceLocked();
   return outcome_;
 }
 
@@ -204,7 +196,6 @@ bool TransferJob::Release() {
     // The library may still be in the memory; the agent has to ask again.
     if (!operation_->Poll()) return false;
     notification_.reset();  // a transfer that was released tells nobody
-    joined_ = false;
     OnMovedLocked(operation_->Wait(Deadline::After(Clock::duration::zero())));
     return true;
   }

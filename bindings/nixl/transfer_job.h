@@ -11,7 +11,7 @@
 #include "bindings/nixl/courier.h"
 #include "bindings/nixl/job.h"
 #include "bindings/nixl/memory.h"
-#include "bindings/nixl/message.h"
+#include "bindings/nixl/outbox.h"
 #include "bindings/nixl/peer.h"
 #include "ferry/transfer/connection.h"
 
@@ -34,7 +34,7 @@ class ActiveTransfers {
 };
 
 // What was prepared once and is posted any number of times, one after the other. Any thread.
-class TransferJob final : public Job {
+class TransferJob final : public Job, public Receipt {
  public:
   // What transfers have in common; outlives them.
   struct Context {
@@ -60,6 +60,7 @@ class TransferJob final : public Job {
   void Start(const transfer::Connection& connection) override;
   void Fail(const Error& error) override;
   void Advance() override;
+  void OnNotified(const Status& how) override;
 
  private:
   enum class State { kIdle, kWaiting, kMoving, kNotifying, kOver };
@@ -68,7 +69,6 @@ class TransferJob final : public Job {
   void PostLocked();
   void AdvanceLocked();
   void OnMovedLocked(const Status& moved);
-  void NotifyLocked();
   void EndLocked(const Status& ended);
 
   const abi::Direction direction_;
@@ -83,12 +83,9 @@ class TransferJob final : public Job {
   State state_ = State::kIdle;                          // under mutex_
   abi::Outcome outcome_ = abi::Outcome::kNotPosted;     // under mutex_
   std::optional<std::string> notification_;             // under mutex_
-  bool joined_ = false;                                 // under mutex_: the write carries it
-  bool may_join_ = true;                                // under mutex_
   Clock::time_point began_;                             // under mutex_
   std::optional<transfer::Connection> connection_;      // under mutex_
   std::optional<transfer::Operation> operation_;        // under mutex_
-  std::optional<Message> message_;                      // under mutex_
 };
 
 }  // namespace ferry::nixl

@@ -3,8 +3,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
-#include <optional>
+#include <utility>
 
 namespace ferry::nixl {
 namespace {
@@ -159,14 +160,32 @@ Result<Piece> ParsePiece(std::span<const std::byte> frame) {
   if (!reader.Get(&piece.header)) return Error(Code::kCorrupt, "a notification was cut short");
   piece.bytes = reader.rest();
   const PieceHeader& header = piece.header;
-  // An empty piece is the whole of an empty message; any other would make no progress. The
-  // difference cannot underflow once the offset is checked.
-  if (header.offset > header.total || piece.bytes.size() > header.total - header.offset ||
-      (piece.bytes.empty() && header.total != 0)) {
+  // All pieces but the last are as long as may be, and only an empty message has an empty one.
+  const std::uint64_t left = header.total - header.offset;
+  if (header.offset > header.total || (left == 0 && header.total != 0) ||
+      piece.bytes.size() != std::min<std::uint64_t>(left, kMaxPieceBytes)) {
     return Error(Code::kCorrupt, fmt::format("a notification has a piece of {} bytes at {} of {}",
                                              piece.bytes.size(), header.offset, header.total));
   }
   return piece;
+}
+
+Result<std::optional<std::string>> Joiner::Add(const Piece& piece) {
+  const PieceHeader& header = piece.header;
+  if (!IsNext(header) || header.total > kMaxMessageBytes || header.offset != bytes_.size() ||
+      (header.offset != 0 && header.total != total_)) {
+    return Error(
+        Code::kCorrupt,
+        fmt::format("piece {} of a notification begins at {} of {} bytes, where piece {} at "
+                    "{} of {} was to come; at most {} are accepted",
+                    header.sequence, header.offset, header.total, next_, bytes_.size(), total_,
+                    kMaxMessageBytes));
+  }
+  ++next_;
+  total_ = header.total;
+  bytes_ += piece.bytes;
+  if (bytes_.size() < total_) return std::optional<std::string>();
+  return std::optional(std::exchange(bytes_, {}));
 }
 
 }  // namespace ferry::nixl

@@ -63,7 +63,8 @@ Region::~Region() {
 RemoteRegion Region::remote() const {
   const std::uint64_t slot = state_->stager ? state_->stager->slot_bytes() : 0;
   return {endpoint_->id(),
-          {state_->id, state_->generation, state_->token},
+          state_->named ? RegionKey{kNamedByToken, kNamedByToken, state_->token}
+                        : RegionKey{state_->id, state_->generation, state_->token},
           state_->rights,
           state_->memory.size(),
           static_cast<std::uint8_t>(slot == 0 ? 0 : std::bit_width(slot) - 1),

@@ -62,10 +62,11 @@ EndpointAddress Endpoint::address() const {
   return address;
 }
 
-Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights) {
+Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights,
+                                  std::optional<std::uint64_t> token) {
   if (core_.forked()) return MadeBeforeFork("endpoint");
   FERRY_TRY_ASSIGN(Stager* const stager, core_->device_memory().StagerOf(memory));
-  FERRY_TRY_ASSIGN(auto state, core_->regions().Add(memory, rights, nullptr, stager));
+  FERRY_TRY_ASSIGN(auto state, core_->regions().Add(memory, rights, nullptr, stager, token));
   return Region(std::move(state), core_.get());
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,7 +54,10 @@ class Endpoint {
   // detected from the pointer. The memory stays the caller's and must outlive the region. The first
   // GPU region blocks for tenths of a second. Errors: kInvalidArgument (empty, or GPU memory that
   // was freed or is shorter), kUnsupported (managed memory), kUnavailable (no memory for staging).
-  Result<Region> Register(std::span<std::byte> memory, Rights rights);
+  // With `token`, a secret of the caller's, the key stays the same when memory is deregistered and
+  // registered again with that token: whoever has the key may use the latest such region.
+  Result<Region> Register(std::span<std::byte> memory, Rights rights,
+                          std::optional<std::uint64_t> token = std::nullopt);
 
   // Connects and runs the client handshake; blocks until that is done or the deadline passes.
   // Errors: kInvalidArgument (unknown host), kPeerLost (nothing listens, or the peer closed),

@@ -16,6 +16,9 @@ constexpr bool Includes(Rights have, Rights want) noexcept {
 }
 const char* RightsName(Rights rights) noexcept;
 
+// The region and generation of a key whose token alone names the registration.
+inline constexpr std::uint32_t kNamedByToken = ~std::uint32_t{0};
+
 // Names a registration at its owner; the same bytes go over the wire.
 struct RegionKey {
   std::uint32_t region = 0;

@@ -162,7 +162,7 @@ TEST_F(NixlFaultsTest, AReadOfMemoryThatThePeerDeregistersFails) {
   BeginPaced();
   auto transfer = Prepare(Direction::kRead, kLargeBytes);
   ASSERT_GE(static_cast<int>(transfer.Post("end")), 0);
-  ASSERT_EQ(Ask("deregister"), "ok");
+  ASSERT_EQ(Ask(fmt::format("deregister 0 {}", kLargeBytes)), "ok");
   EXPECT_LT(static_cast<int>(transfer.Wait(Soon())), 0);
 }
 

@@ -32,7 +32,8 @@ class Role {
     if (verb == "metadata") return agent_->Metadata();
     if (verb == "load") return Load(in);
     if (verb == "digest") return std::to_string(DigestOf(memory_));
-    if (verb == "deregister") return Deregister();
+    if (verb == "register") return Register(in);
+    if (verb == "deregister") return Deregister(in);
     if (verb == "notify") return Notify(in);
     if (verb == "await") return Await(in);
     if (verb == "destroy") {
@@ -72,8 +73,22 @@ class Role {
     return std::to_string(static_cast<int>(agent_->Load(metadata)));
   }
 
-  Result<std::string> Deregister() {
-    agent_->Deregister(memory_);
+  std::span<std::byte> PartOf(std::istringstream& in) {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    in >> offset >> bytes;
+    return std::span(memory_).subspan(offset, bytes);
+  }
+
+  Result<std::string> Register(std::istringstream& in) {
+    return std::to_string(static_cast<int>(agent_->Register(PartOf(in))));
+  }
+
+  Result<std::string> Deregister(std::istringstream& in) {
+    const auto part = PartOf(in);
+    int times = 1;
+    in >> times;
+    agent_->Deregister(part, in ? times : 1);
     return std::string("ok");
   }
 

@@ -11,9 +11,10 @@ inline constexpr const char* kPeerName = "peer";
 
 // The commands: "create [NAME=VALUE...]" makes the agent, "memory BYTES SEED" registers memory that
 // has the pattern: answers its address; "metadata"; "load METADATA"; "digest": of all memory;
-// "deregister"; "notify NAME BYTES COUNT": sends them; "await COUNT": takes notifications and
-// answers "SENDER:BYTES:DIGEST" of each; "destroy" ends the agent and answers "ok" once the process
-// has as many threads and descriptors as it had at the start.
+// "register OFFSET BYTES" registers a part of it, too; "deregister OFFSET BYTES [TIMES]"; "notify
+// NAME BYTES COUNT": sends them; "await COUNT": takes notifications and answers
+// "SENDER:BYTES:DIGEST" of each; "destroy" ends the agent and answers "ok" once the process has as
+// many threads and descriptors as it had at the start.
 int RunAgentPeer(tests::LinePipe& parent);
 
 // The byte at `index` of a pattern.

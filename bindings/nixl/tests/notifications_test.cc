@@ -39,22 +39,44 @@ TEST(CourierTest, AJobThatAsksManyTimesIsRetriedOnce) {
 class NixlFloodTest : public AgentsTest {};
 
 // More than the peer keeps, of which each has several pieces.
-TEST_F(NixlFloodTest, NotificationsThatNobodyTakesWaitAndArriveLater) {
+TEST_F(NixlFloodTest, NotificationsThatNobodyTakesWaitAndArriveLaterInOrder) {
   constexpr std::size_t kCount = 7000;
   constexpr std::size_t kEach = 70'000;
   Begin(1 << 16);
   ASSERT_EQ(agent_->engine().Notify(kPeerName, "first"), Outcome::kSuccess);
   EXPECT_NE(Ask("await 1"), "");
   const Holdings before = Holdings::AtStart();
-  const std::string text(kEach, 'x');
+  std::string expected;
   for (std::size_t i = 0; i < kCount; ++i) {
+    const std::string text = fmt::format("{:0{}}", i, kEach);
+    expected += fmt::format("{}:{}:{} ", kOwnName, kEach, DigestOf(text));
     ASSERT_EQ(agent_->engine().Notify(kPeerName, text), Outcome::kSuccess);
   }
   EXPECT_LT(Holdings::AtStart().descriptors, before.descriptors + 200);
-  std::size_t arrived = 0;
-  const std::string answer = Ask(fmt::format("await {}", kCount));
-  for (const char c : answer) arrived += c == ' ' ? 1 : 0;
-  EXPECT_EQ(arrived, kCount);
+  EXPECT_TRUE(Ask(fmt::format("await {}", kCount)) == expected);
+}
+
+TEST_F(AgentsTest, NotificationsOfAnySizeAndThoseOfTransfersArriveInOrderWhileThePeerSleeps) {
+  Begin(1 << 16);
+  std::string expected;
+  const auto next = [&](std::size_t i, std::size_t bytes) {
+    std::string text = Text(i, bytes);
+    expected += fmt::format("{}:{}:{} ", kOwnName, bytes, DigestOf(text));
+    return text;
+  };
+  constexpr std::size_t kSizes[] = {40'000, 0, 200'000, 1, 65'496, 65'497, 1 << 20};
+  constexpr std::size_t kRounds = 20;
+  for (std::size_t i = 0; i < kRounds * std::size(kSizes); ++i) {
+    const std::size_t bytes = kSizes[i % std::size(kSizes)];
+    if (i % 10 == 9) {
+      auto transfer = Prepare(i % 20 == 9 ? Direction::kWrite : Direction::kRead, 1 << 16);
+      ASSERT_GE(static_cast<int>(transfer.Post(next(i, bytes))), 0);
+      ASSERT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
+    } else {
+      ASSERT_EQ(agent_->engine().Notify(kPeerName, next(i, bytes)), Outcome::kSuccess);
+    }
+  }
+  EXPECT_EQ(Ask(fmt::format("await {}", kRounds * std::size(kSizes))), expected);
 }
 
 TEST_F(AgentsTest, ANotificationLongerThanPeersAcceptIsRefusedAndTheConnectionStays) {

@@ -162,6 +162,66 @@ def test_a_peer_that_is_stopped_disconnects(started, operation, when):
     assert took < 2 + 1 + 5  # the setting, what is allowed, and a busy machine
 
 
+# What an agent does with its memory of 8192 bytes, all of which is registered. Its peer loads the
+# metadata after each step. UCX's back end takes them all.
+CHANGES = {
+    "the same range twice": ["register((0, 8192))", "deregister((0, 8192))"],
+    "the same range again": ["deregister((0, 8192)) or agent.register((0, 8192))"] * 2,
+    "overlapping ranges": ["register((0, 4096), (2048, 4096))", "register((4096, 4096))"],
+    "fewer ranges": ["register((0, 4096))", "deregister((0, 4096))", "register((0, 4096))"],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_registrations_change_while_a_peer_has_older_metadata(started, name):
+    one, other = started("one"), started("other")
+    _, remote = connect(one, other, 8192)
+    for number, change in enumerate(CHANGES[name]):
+        assert other.ask(f"agent.{change}") is None
+        assert one.ask(f"agent.load({other.ask('agent.metadata()')!r})") == "other"
+        key = f"w{number}"
+        one.ask(f"agent.memory.fill({number})")
+        one.ask(f"agent.prepare({key!r}, 'WRITE', 'other', {remote}, [(0, 0, 8192)])")
+        assert transfer(one, key) == "DONE"
+        assert other.ask("agent.digest()") == one.ask("agent.digest()")
+
+
+def test_partial_metadata_is_loaded_in_any_order(started):
+    one, other = started("one"), started("other")
+    _, remote = connect(one, other, 8192)
+    other.ask("agent.register((0, 4096), (4096, 4096))")
+    for metadata in ("partial(False, (4096, 4096))", "partial(True, (0, 8192), (0, 4096))",
+                     "metadata()", "partial(False, (0, 8192))"):
+        assert one.ask(f"agent.load({other.ask('agent.' + metadata)!r})") == "other"
+        one.ask(f"agent.prepare({metadata!r}, 'WRITE', 'other', {remote})")
+        assert transfer(one, metadata) == "DONE"
+    assert other.ask("agent.digest()") == one.ask("agent.digest()")
+
+
+@pytest.mark.parametrize("registrations", [1, 2])
+def test_a_range_that_is_twice_in_a_list_is_deregistered_and_the_agent_lives_on(started, registrations):
+    one, other = started("one"), started("other")
+    _, remote = connect(one, other, 8192)
+    if registrations == 2:
+        other.ask("agent.register((0, 8192))")
+    other.ask("agent.deregister((0, 8192), (0, 8192))")
+    other.ask("agent.register((0, 8192))")
+    assert one.ask(f"agent.load({other.ask('agent.metadata()')!r})") == "other"
+    one.ask(f"agent.prepare('w', 'WRITE', 'other', {remote})")
+    assert transfer(one, "w") == "DONE"
+    assert "it is not registered, or its range is twice in the list" in other.end()
+
+
+def test_notifications_arrive_in_order_while_the_receiver_sleeps(started):
+    one, other = started("one"), started("other")
+    connect(one, other, 4096)
+    # More than the receiver keeps.
+    one.ask("let sizes = [(i * 7919) % 80_000 for i in range(8000)]")
+    one.ask("let [agent.agent.send_notif('other', bytes([i % 256]) * size) for i, size in enumerate(sizes)]")
+    assert other.ask("agent.await_notifications('one', 8000)") == one.ask(
+        "[(size, hash_of(bytes([i % 256]) * size)) for i, size in enumerate(sizes)]")
+
+
 def test_an_agent_transfers_to_itself(started):
     one = started("one")
     half = 1 << 19

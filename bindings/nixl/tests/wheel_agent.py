@@ -30,6 +30,21 @@ class Agent:
         self.agent.register_memory(self.agent.get_reg_descs([(self.address, size, 0, "")], "DRAM"))
         return self.address
 
+    def parts(self, *parts):
+        """Descriptors of parts of the memory, by offset and size."""
+        return self.agent.get_reg_descs(
+            [(self.address + offset, size, 0, "") for offset, size in parts], "DRAM")
+
+    def register(self, *parts):
+        self.agent.register_memory(self.parts(*parts))
+
+    def deregister(self, *parts):
+        self.agent.deregister_memory(self.parts(*parts))
+
+    def partial(self, with_connection, *parts):
+        metadata = self.agent.get_partial_agent_metadata(self.parts(*parts), with_connection)
+        return base64.b64encode(metadata).decode()
+
     @property
     def address(self):
         return self.memory.ctypes.data

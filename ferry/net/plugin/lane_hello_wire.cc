@@ -39,7 +39,7 @@ void StoreText(std::string_view text, char (&to)[kSize]) {
 // A peer's text goes to logs and errors.
 template <std::size_t kSize>
 std::string LoadText(const char (&from)[kSize]) {
-  std::string text(from, strnlen(from, kSize));
+  std::string text(from, strnlen(from, kSize - 1));
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return text;

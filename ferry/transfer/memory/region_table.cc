@@ -8,7 +8,8 @@
 namespace ferry::transfer {
 
 Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memory, Rights rights,
-                                                      const void* only_for, Stager* stager) {
+                                                      const void* only_for, Stager* stager,
+                                                      std::optional<std::uint64_t> token) {
   if (memory.empty() || memory.data() == nullptr) {
     return Error(Code::kInvalidArgument,
                  fmt::format("cannot register {} bytes at {}: a region needs at least one byte",
@@ -20,7 +21,8 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   region->only_for = only_for;
   region->stager = stager;
   // Outside of the mutex, since the kernel is asked for it.
-  region->token = RandomU64();
+  region->token = token ? *token : RandomU64();
+  region->named = token.has_value();
   const std::unique_lock lock(mutex_);
   if (free_.empty()) {
     free_.push_back(static_cast<std::uint32_t>(slots_.size()));
@@ -33,6 +35,7 @@ Result<std::shared_ptr<RegionState>> RegionTable::Add(std::span<std::byte> memor
   // of generation 0 never existed.
   region->generation = ++slot.generation;
   slot.region = region;
+  if (region->named) named_[region->token] = region;
   bytes_ += memory.size();
   return region;
 }
@@ -43,6 +46,8 @@ void RegionTable::Remove(const std::shared_ptr<RegionState>& region) {
     Slot& slot = slots_[region->id];
     if (slot.region == region) {
       slot.region.reset();
+      const auto named = named_.find(region->token);
+      if (named != named_.end() && named->second == region) named_.erase(named);
       free_.push_back(region->id);
       bytes_ -= region->memory.size();
     }
@@ -91,12 +96,13 @@ Result<Rights> RegionTable::RightsOf(const RegionState& region, const wire::KeyB
                            key.region, grant->peer.ToString(), by.peer.ToString()));
 }
 
-// In this order: does the slot exist, is the key's generation the present one, is the token right,
-// are the rights enough; then the lane is recorded as an opener, and the gate is entered. All under
-// the shared lock, so that Remove() comes before, and the key is stale, or after, and finds the
-// opener.
-Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, const Accessor& by) {
-  const std::shared_lock lock(mutex_);
+Result<std::shared_ptr<RegionState>> RegionTable::FindLocked(const wire::KeyBody& key) const {
+  if (key.region == kNamedByToken && key.generation == kNamedByToken) {
+    const auto named = named_.find(key.token);
+    if (named != named_.end()) return named->second;
+    return Error(Code::kRefused,
+                 "the key names memory that is not registered; ask the peer for a fresh key");
+  }
   if (key.region >= slots_.size() || key.generation == 0 ||
       key.generation > slots_[key.region].generation) {
     return Error(Code::kRefused,
@@ -111,20 +117,30 @@ Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, con
                              "ask the peer for a fresh key",
                              key.region, key.generation));
   }
-  FERRY_TRY_ASSIGN(const Rights rights, RightsOf(*slot.region, key, by));
+  return slot.region;
+}
+
+// In this order: does the slot exist, is the key's generation the present one, is the token right,
+// are the rights enough; then the lane is recorded as an opener, and the gate is entered. All under
+// the shared lock, so that Remove() comes before, and the key is stale, or after, and finds the
+// opener.
+Result<RegionPin> RegionTable::Open(const wire::KeyBody& key, Rights wanted, const Accessor& by) {
+  const std::shared_lock lock(mutex_);
+  FERRY_TRY_ASSIGN(std::shared_ptr<RegionState> region, FindLocked(key));
+  FERRY_TRY_ASSIGN(const Rights rights, RightsOf(*region, key, by));
   if (!Includes(rights, wanted)) {
     return Error(Code::kRefused,
                  fmt::format("region {} allows peers {}, not {}; register it with that right",
-                             key.region, RightsName(rights), RightsName(wanted)));
+                             region->id, RightsName(rights), RightsName(wanted)));
   }
   // `opened` is the lane's own memory of where it has been recorded, so that most accesses touch no
   // shared list.
-  if (by.opened != nullptr && !by.opened->Add(key.region, key.generation)) {
-    slot.region->openers.AddLane(by.number, by.lane);
+  if (by.opened != nullptr && !by.opened->Add(region->id, region->generation)) {
+    region->openers.AddLane(by.number, by.lane);
   }
-  RegionPin pin(slot.region);
+  RegionPin pin(std::move(region));
   if (!pin) {
-    return Error(Code::kRefused, fmt::format("region {} is being deregistered", key.region));
+    return Error(Code::kRefused, "the region is being deregistered");
   }
   return pin;
 }

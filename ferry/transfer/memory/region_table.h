@@ -4,14 +4,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "ferry/core/fork.h"
 #include "ferry/core/gate.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
+#include "ferry/core/seeded_hash.h"
 #include "ferry/transfer/handshake/wire.h"
 #include "ferry/transfer/memory/grant_table.h"
 #include "ferry/transfer/memory/region_openers.h"
@@ -37,6 +40,7 @@ struct RegionState {
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
   std::uint64_t token = 0;
+  bool named = false;           // its key is the token alone
   std::span<std::byte> memory;  // which the CPU cannot touch if there is a stager
   Stager* stager = nullptr;     // of the GPU whose memory it is; null: host memory
   Rights rights = Rights::kNone;
@@ -69,11 +73,12 @@ class RegionPin {
 // All regions of an endpoint. Any thread.
 class RegionTable {
  public:
-  // Errors: kInvalidArgument for empty memory.
+  // With `token`, keys name the region by that alone; the latest region of a token counts. Errors:
+  // kInvalidArgument for empty memory.
   // Shared with the caller, who hands it to Remove.
   Result<std::shared_ptr<RegionState>> Add(std::span<std::byte> memory, Rights rights,
-                                           const void* only_for = nullptr,
-                                           Stager* stager = nullptr);
+                                           const void* only_for = nullptr, Stager* stager = nullptr,
+                                           std::optional<std::uint64_t> token = std::nullopt);
   // Closes the region to everybody; those inside leave in their own time. Idempotent.
   void Remove(const std::shared_ptr<RegionState>& region);
   // A key of its own for one peer, whatever the region's rights say of others; unguessable, like
@@ -101,6 +106,8 @@ class RegionTable {
     std::uint32_t generation = 0;         // of the last registration in this slot
   };
 
+  // Errors: kRefused.
+  Result<std::shared_ptr<RegionState>> FindLocked(const wire::KeyBody& key) const;
   // The rights to a registered region, by this key. Errors: kRefused.
   static Result<Rights> RightsOf(const RegionState& region, const wire::KeyBody& key,
                                  const Accessor& by);
@@ -108,6 +115,7 @@ class RegionTable {
   mutable std::shared_mutex mutex_;
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<RegionState>, SeededHash> named_;  // by token
   std::uint64_t bytes_ = 0;  // of all regions
 };
 

@@ -53,6 +53,27 @@ TEST_F(RegionTableTest, OpensALiveRegionForARightThatItHas) {
   EXPECT_EQ(table_.size(), 1u);
 }
 
+TEST_F(RegionTableTest, AKeyOfATokenAloneReachesTheLatestRegionOfThatToken) {
+  const auto named = [this](std::uint64_t token) {
+    auto region = table_.Add(memory_, Rights::kReadWrite, nullptr, nullptr, token);
+    EXPECT_TRUE(region);
+    return *region;
+  };
+  const wire::KeyBody key{kNamedByToken, kNamedByToken, 77};
+  const auto first = named(77);
+  const auto other = named(78);
+  EXPECT_EQ(table_.Open(key, Rights::kWrite)->get(), first.get());
+  table_.Remove(first);
+  EXPECT_THAT(Refusal(key), HasSubstr("not registered"));
+  const auto second = named(77);
+  EXPECT_EQ(table_.Open(key, Rights::kWrite)->get(), second.get());
+  const auto third = named(77);
+  table_.Remove(second);
+  EXPECT_EQ(table_.Open(key, Rights::kWrite)->get(), third.get());
+  const wire::KeyBody ordinary{kNamedByToken, kNamedByToken, Add()->token};
+  EXPECT_NE(Refusal(ordinary), "");
+}
+
 TEST_F(RegionTableTest, RefusesToRegisterNoBytes) {
   const auto region = table_.Add({}, Rights::kRead);
   ASSERT_FALSE(region);

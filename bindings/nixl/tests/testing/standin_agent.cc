@@ -90,15 +90,17 @@ abi::Outcome StandInAgent::Register(std::span<std::byte> memory, abi::Memory kin
   return outcome;
 }
 
-void StandInAgent::Deregister(std::span<std::byte> memory) {
+void StandInAgent::Deregister(std::span<std::byte> memory, int times) {
   const Range range{reinterpret_cast<std::uintptr_t>(memory.data()), memory.size()};
   const Entry* const own = Find(range, name_);
   const Entry* const entry = Find(range, "");
   Require(own != nullptr && entry != nullptr, "memory that is not registered");
-  (void)engine_->UnloadMetadata(own->metadata);
-  (void)engine_->Deregister(entry->metadata);
-  std::erase_if(entries_, [&, address = entry->blob.at.address](const Entry& other) {
-    return other.blob.at.address == address && (other.peer.empty() || other.peer == name_);
+  abi::Metadata* const unloaded = own->metadata;
+  abi::Metadata* const deregistered = entry->metadata;
+  for (int i = 0; i < times; ++i) (void)engine_->UnloadMetadata(unloaded);
+  for (int i = 0; i < times; ++i) (void)engine_->Deregister(deregistered);
+  std::erase_if(entries_, [&](const Entry& other) {
+    return other.metadata == unloaded || other.metadata == deregistered;
   });
 }
 
@@ -130,6 +132,15 @@ abi::Outcome StandInAgent::Load(std::string_view metadata) {
          in >> entry.blob.at.address >> entry.blob.at.length >> kind >> blob) {
     entry.kind = static_cast<abi::Memory>(kind);
     entry.blob.blob = Unhex(blob);
+    const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& other) {
+      return other.peer == name && other.kind == entry.kind &&
+             other.blob.at.address == entry.blob.at.address &&
+             other.blob.at.length == entry.blob.at.length;
+    });
+    if (known != entries_.end()) {
+      if (known->blob.blob != entry.blob.blob) outcome = abi::Outcome::kNotAllowed;
+      continue;
+    }
     outcome = engine_->LoadRemoteMetadata(entry.blob, entry.kind, name, entry.metadata);
     if (outcome != abi::Outcome::kSuccess) break;
     entries_.push_back(entry);
@@ -148,11 +159,16 @@ void StandInAgent::Forget(const std::string& peer) {
 }
 
 const StandInAgent::Entry* StandInAgent::Find(const Range& range, const std::string& peer) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.peer == peer && range.address >= entry.blob.at.address &&
-           range.address < entry.blob.at.address + entry.blob.at.length;
-  });
-  return found == entries_.end() ? nullptr : &*found;
+  // Of several ranges the one that is equal, as NIXL's agent finds it.
+  const Entry* covering = nullptr;
+  for (const Entry& entry : entries_) {
+    const abi::Descriptor& at = entry.blob.at;
+    const bool begins = range.address >= at.address && range.address < at.address + at.length;
+    if (entry.peer != peer || !begins) continue;
+    if (range.address == at.address && range.length == at.length) return &entry;
+    if (covering == nullptr) covering = &entry;
+  }
+  return covering;
 }
 
 StandInAgent::Transfer StandInAgent::Prepare(abi::Direction direction, std::span<const Range> local,

@@ -40,10 +40,13 @@ class StandInAgent {
 
   // Registers memory that outlives the agent, or its Deregister().
   abi::Outcome Register(std::span<std::byte> memory, abi::Memory kind = abi::Memory::kDram);
-  void Deregister(std::span<std::byte> memory);
+  // `times`: how often the range is in the list, for each of which NIXL's agent gives the back end
+  // the same metadata.
+  void Deregister(std::span<std::byte> memory, int times = 1);
   // All that a peer has to load, on one line.
   std::string Metadata() const;
-  // Loads a peer's metadata and returns how that ended.
+  // Loads a peer's metadata and returns how that ended. As NIXL's agent, keeps what it has of a
+  // range, and refuses other metadata of it.
   abi::Outcome Load(std::string_view metadata);
   // Forgets a peer, as the agent does when it is told to or when the peer is gone.
   void Forget(const std::string& peer);

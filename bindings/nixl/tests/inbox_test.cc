@@ -1,0 +1,211 @@
+// Tests how senders share the thread and the memory of a receiver.
+#include "bindings/nixl/inbox.h"
+
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "bindings/nixl/outbox.h"
+#include "bindings/nixl/wire.h"
+#include "tests/support/peer_process.h"
+
+namespace ferry::nixl {
+namespace {
+
+using tests::Must;
+using tests::MustDo;
+using tests::TestDeadline;
+
+Config Local(std::uint64_t notification_bytes = 4 << 20) {
+  Config config;
+  config.devices = DeviceChoice::None();
+  config.workers = 1;
+  config.listen_host = "127.0.0.1";
+  config.notification_bytes = notification_bytes;
+  return config;
+}
+
+// A receiver, and senders that say what they like.
+class InboxTest : public ::testing::Test {
+ protected:
+  // One that has said hello.
+  transfer::Connection Sender(const std::string& agent) {
+    auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
+    MustDo(Must(connection.Notify(HelloFrame({secret_, agent}))).Wait(TestDeadline()));
+    return connection;
+  }
+  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_)); }
+  static Status Post(transfer::Connection* to, const PieceHeader& header, std::string_view bytes) {
+    return Must(to->Notify(PieceFrame(header, bytes))).Wait(TestDeadline());
+  }
+  // Whether the inbox answers it, before the deadline.
+  static Status Answered(transfer::Connection* to, std::uint64_t sequence, Deadline deadline) {
+    return Must(to->Recv(AnswerTag(sequence), ~std::uint64_t{0}, {}, {.deadline = deadline}))
+        .Wait();
+  }
+  // Sends whole pieces of one message, or of as many as there is room for if that is one piece, up
+  // to `end`. Asks after each MiB; returns the number of the next piece where no answer comes soon.
+  static std::uint64_t Fill(transfer::Connection* to, std::uint64_t total,
+                            std::uint64_t sequence = 0, std::uint64_t end = ~std::uint64_t{0}) {
+    const std::string full(kMaxPieceBytes, 'x');
+    for (; sequence < end; ++sequence) {
+      const std::uint64_t offset = total == full.size() ? 0 : sequence * full.size();
+      if (offset >= total) break;
+      const bool asks = sequence % 16 == 15;
+      const PieceHeader header{.sequence = sequence,
+                               .offset = offset,
+                               .total = total,
+                               .asks = asks ? std::uint64_t{1} : 0};
+      if (!Post(to, header, std::string_view(full).substr(0, total - offset))) break;
+      if (asks && !Answered(to, sequence, Deadline::After(milliseconds(500)))) {
+        return sequence + 1;
+      }
+    }
+    return sequence;
+  }
+  // The same to the end, however long that takes.
+  static void FillToEnd(transfer::Connection* to, std::uint64_t total, std::uint64_t sequence = 0) {
+    const Deadline end = TestDeadline();
+    while (sequence * kMaxPieceBytes < total && !end.expired()) {
+      sequence = Fill(to, total, sequence);
+    }
+    EXPECT_FALSE(end.expired());
+  }
+  abi::Notifications TakeUntil(std::string_view agent) {
+    abi::Notifications taken;
+    const auto is_there = [&] {
+      return std::any_of(taken.begin(), taken.end(),
+                         [&](const auto& entry) { return entry.first == agent; });
+    };
+    for (const Deadline end = TestDeadline(); !is_there() && !end.expired();) {
+      inbox_->Take(&taken);
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(is_there()) << agent;
+    return taken;
+  }
+
+  const Uuid secret_ = Uuid::Random();
+  Tasks tasks_;
+  transfer::Endpoint receiver_ = Must(transfer::Endpoint::Create(Local()));
+  transfer::Endpoint sender_ = Must(transfer::Endpoint::Create(Local()));
+  std::unique_ptr<Inbox> inbox_;  // ends before the endpoints and tasks
+};
+
+TEST_F(InboxTest, ASenderOfManyNotificationsLetsAnotherHaveItsTurn) {
+  auto many = Sender("many");
+  for (std::uint64_t i = 0; i < 2000; ++i) MustDo(Post(&many, {.sequence = i, .total = 1}, "m"));
+  auto one = Sender("one");
+  MustDo(Post(&one, {.sequence = 0, .total = 1}, "o"));
+  Receive();
+  const auto taken = TakeUntil("one");
+  const auto found = std::find_if(taken.begin(), taken.end(),
+                                  [](const auto& entry) { return entry.first == "one"; });
+  EXPECT_LT(found - taken.begin(), 500);
+}
+
+TEST_F(InboxTest, ASenderThatHasFilledItsShareDoesNotKeepAnotherOut) {
+  Receive();
+  auto many = Sender("many");
+  (void)Fill(&many, kMaxPieceBytes);
+  auto one = Sender("one");
+  MustDo(Post(&one, {.sequence = 0, .total = 1, .asks = 1}, "o"));
+  EXPECT_TRUE(Answered(&one, 0, TestDeadline()));
+  abi::Notifications taken;
+  inbox_->Take(&taken);
+  EXPECT_EQ(taken.back(), std::pair(std::string("one"), std::string("o")));
+}
+
+TEST_F(InboxTest, OneSenderAtATimeExceedsItsShareByAMessage) {
+  constexpr std::uint64_t kTotal = 160 << 20;  // of 256, which two share
+  constexpr std::uint64_t kHeld = 144 << 20;
+  Receive();
+  auto first = Sender("first");
+  auto second = Sender("second");
+  std::uint64_t begun = 0;
+  const Deadline end = TestDeadline();
+  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
+    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
+  }
+  const std::uint64_t stopped = Fill(&second, kTotal);
+  EXPECT_LT(stopped * kMaxPieceBytes, kHeld);
+  FillToEnd(&first, kTotal, begun);
+  (void)TakeUntil("first");
+  FillToEnd(&second, kTotal, stopped);
+  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
+}
+
+TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed) {
+  constexpr std::uint64_t kTotal = 160 << 20;
+  constexpr std::uint64_t kHeld = 144 << 20;
+  Receive();
+  auto first = Sender("first");
+  auto second = Sender("second");
+  (void)Fill(&first, kTotal, 0, kHeld / kMaxPieceBytes);
+  FillToEnd(&second, kTotal);
+  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
+  EXPECT_TRUE(first.lost());
+}
+
+TEST_F(InboxTest, PiecesThatComeAgainAreTakenOnce) {
+  Receive();
+  auto one = Sender("one");
+  for (const std::uint64_t sequence : {0, 2, 3, 0, 1, 3, 2, 3, 4}) {
+    MustDo(Post(&one, {.sequence = sequence, .total = 1}, std::to_string(sequence)));
+  }
+  abi::Notifications taken;
+  for (const Deadline end = TestDeadline(); taken.size() < 5 && !end.expired();) {
+    inbox_->Take(&taken);
+  }
+  ASSERT_EQ(taken.size(), 5U);
+  for (std::size_t i = 0; i < taken.size(); ++i) EXPECT_EQ(taken[i].second, std::to_string(i));
+}
+
+// An outbox whose peer has room for so many bytes and takes none of them at first.
+class OutboxTest : public InboxTest {
+ protected:
+  static constexpr std::size_t kCount = 2000;
+
+  void SendAll(std::uint64_t room, std::uint64_t posted_at_first) {
+    receiver_ = Must(transfer::Endpoint::Create(Local(room)));
+    const auto courier = Must(Courier::Create());
+    auto connection = Sender("one");
+    const auto outbox = std::make_shared<Outbox>("receiver", courier.get());  // with the courier
+    for (std::size_t i = 0; i < kCount; ++i) {
+      outbox->Add(std::string(40'000, static_cast<char>(i % 251)), nullptr);
+    }
+    outbox->Start(connection);
+    const auto posted = [&] {
+      return connection.Counters().traffic.of(transfer::OperationKind::kNotify).begun;
+    };
+    const Deadline end = TestDeadline();
+    while (posted() < posted_at_first && !end.expired()) std::this_thread::yield();
+    Receive();
+    abi::Notifications taken;
+    while (taken.size() < kCount && !end.expired()) inbox_->Take(&taken);
+    ASSERT_EQ(taken.size(), kCount);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(taken[i].second.front(), static_cast<char>(i % 251)) << i;
+    }
+    posted_ = posted() - 1;  // one was the hello
+    courier->WaitIdle(TestDeadline());
+  }
+
+  std::uint64_t posted_ = 0;
+};
+
+TEST_F(OutboxTest, APeerThatTakesNothingIsSentAWindowAndNothingTwice) {
+  SendAll(5 << 18, 27);
+  EXPECT_EQ(posted_, kCount);
+}
+
+TEST_F(OutboxTest, APeerThatRefusesGetsAllInOrderAndLittleTwice) {
+  SendAll(128 << 10, 30);
+  EXPECT_GT(posted_, kCount);
+  EXPECT_LT(posted_, kCount + 500);
+}
+
+}  // namespace
+}  // namespace ferry::nixl
