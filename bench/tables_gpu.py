@@ -2,8 +2,8 @@
 import re
 
 from intervals import median_ratio_interval
-from tables import (KERNEL_HEAD, RESULTS, TABLES, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio,
-                    rounds_ratio, spread, table, wrapped)
+from tables import (KERNEL_HEAD, RESULTS, TABLES, brief, ceilings, grid, kernel_cells, label, middle, number, origin,
+                    ratio, rounds_ratio, spread, table, wrapped)
 
 HEAD = ["", "median (min to max)", "compared with"]
 
@@ -148,6 +148,19 @@ def nccl(result):
         if cells:
             lines += [*nccl_rates(cells, title), "", *nccl_costs(cells, title), ""]
     return [*lines, *nccl_bounds(result), *nccl_other_version(result), *origin(result, "nccl_2gpu")[1:]]
+
+
+@table("nccl_2gpu")
+def nccl_brief(result):
+    """From 1 MiB on, of two operations, for README.md."""
+    rows = []
+    for (operation, size), nets in nccl_cells(result, "lo", nccl_versions(result)[0]).items():
+        if operation in ("send_recv", "all_reduce") and size >= 1 << 20 and "ferry" in nets and best_socket(nets):
+            shown = [nets["ferry"], nets.get("default"), nets[best_socket(nets)]]
+            rates = [number(size / middle(row, "us") / 1e3) if row else "" for row in shown]
+            rows.append([f"{operation} {size_of(size)}", *rates, interval(shown[2], shown[0])])
+    return grid(["NCCL, GB/s", "plug-in", "sockets, as installed", "sockets, best setting", "plug-in / best (95 %)"],
+                rows)
 
 
 def nccl_versions(result):
