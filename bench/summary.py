@@ -168,9 +168,10 @@ def graphics_processors():
 
 
 def plain_environment():
-    """This shell's variables without settings of NCCL and of ours, which a comparison sets itself."""
+    """This shell's variables without settings of NCCL and of ours, which a comparison sets itself. Some machines
+    need NVLink multicast to stay off."""
     return {name: value for name, value in os.environ.items()
-            if not name.startswith(("NCCL_", "TORCH_NCCL_", "FERRY_"))}
+            if not name.startswith(("NCCL_", "TORCH_NCCL_", "FERRY_")) or name == "NCCL_NVLS_ENABLE"}
 
 
 def torch_versions():

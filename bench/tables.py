@@ -41,7 +41,7 @@ COMMANDS = {
     "python_h200": "bench/gpu --parts python",
     "link_2xh200": "bench/link --memory cuda:0 --peer-memory cuda:1",
     "nccl_sockets_2xh200": "bench/nccl_sockets",
-    "nccl_2xh200": "bench/nccl_collectives --only collectives --seconds 3600",
+    "nccl_2gpu": "bench/nccl_collectives --summarize --rows ROWS",
 }
 
 
@@ -154,7 +154,7 @@ def grid(head, rows):
 
 
 # Options whose values are paths of the machine that measured; others change what is measured.
-PATH_OPTIONS = re.compile(r" --(?:build|json|out|programs|python)[ =]\S+")
+PATH_OPTIONS = re.compile(r" --(?:build|json|nccl|null|out|plugin|programs|python|rows)[ =]\S+")
 
 
 def machine_of(result):

@@ -1,8 +1,9 @@
 """The tables of bench/tables.py that come from machines with GPUs."""
 import re
 
-from tables import (KERNEL_HEAD, RESULTS, TABLES, brief, ceilings, grid, kernel_cells, label, middle, origin, ratio,
-                    rounds_ratio, spread, table, wrapped)
+from intervals import median_ratio_interval
+from tables import (KERNEL_HEAD, RESULTS, TABLES, brief, ceilings, grid, kernel_cells, label, middle, number, origin,
+                    ratio, rounds_ratio, spread, table, wrapped)
 
 HEAD = ["", "median (min to max)", "compared with"]
 
@@ -137,24 +138,105 @@ def python(result):
     return grid(HEAD, rows)
 
 
-@table("nccl_2xh200")
+@table("nccl_2gpu")
 def nccl(result):
-    """Ours as it is by default and with five devices, the sockets by default and the best of all their settings."""
+    """Ours as it is by default, the sockets as installed, and the better of the settings that were the fastest in
+    other starts; then what each costs, and what bounds ours."""
+    lines = []
+    for place, title in (("lo", "loopback"), ("veth", "veth, MTU 9000")):
+        cells = nccl_cells(result, place, nccl_versions(result)[0])
+        if cells:
+            lines += [*nccl_rates(cells, title), "", *nccl_costs(cells, title), ""]
+    return [*lines, *nccl_bounds(result), *nccl_other_version(result), *origin(result, "nccl_2gpu")[1:]]
+
+
+@table("nccl_2gpu")
+def nccl_brief(result):
+    """From 1 MiB on, of two operations, for README.md."""
+    rows = []
+    for (operation, size), nets in nccl_cells(result, "lo", nccl_versions(result)[0]).items():
+        if operation in ("send_recv", "all_reduce") and size >= 1 << 20 and "ferry" in nets and best_socket(nets):
+            shown = [nets["ferry"], nets.get("default"), nets[best_socket(nets)]]
+            rates = [number(size / middle(row, "us") / 1e3) if row else "" for row in shown]
+            rows.append([f"{operation} {size_of(size)}", *rates, interval(shown[2], shown[0])])
+    return grid(["NCCL, GB/s", "plug-in", "sockets, as installed", "sockets, best setting", "plug-in / best (95 %)"],
+                rows)
+
+
+def nccl_versions(result):
+    """The version that was compared with the sockets, and the others."""
+    rows = [row for row in result["rows"].values() if row["stage"] == "measure"]
+    sockets = [row["nccl"] for row in rows if row["net"] == "default"]
+    first = sockets[0] if sockets else rows[0]["nccl"]
+    return [first, *dict.fromkeys(row["nccl"] for row in rows if row["nccl"] != first)]
+
+
+def nccl_cells(result, place, version):
+    """{(operation, size): {net: row}}, of the settings of the sockets only those that were chosen."""
     cells = {}
     for row in result["rows"].values():
-        cells.setdefault((row["operation"], row["size"]), {})[row["net"]] = row["us"]
+        if (row["stage"], row["place"], row["nccl"]) == ("measure", place, version):
+            cells.setdefault((row["operation"], row["size"]), {})[row["net"]] = row
+    return cells
+
+
+def best_socket(nets):
+    """The chosen setting with the lower median; "" without one."""
+    chosen = [net for net in nets if net.split(";")[0] not in ("ferry", "env", "null")]
+    return min(chosen, key=lambda net: middle(nets[net], "us"), default="")
+
+
+def interval(theirs, ours):
+    middle_value, low, high = median_ratio_interval(theirs["us"]["samples"], ours["us"]["samples"])
+    return f"{middle_value:.2f} ({low:.2f}–{high:.2f})" if theirs["us"]["n"] > 1 else f"{middle_value:.2f}"
+
+
+def nccl_rates(cells, title):
     times, ratios = [], []
     for (operation, size), nets in cells.items():
-        others = {net: value for net, value in nets.items() if not net.startswith("ferry")}
-        best = min(others, key=lambda net: others[net]["median"])
-        ours, name = nets.get("ferry"), f"{operation} {size_of(size)}"
-        times.append([name, brief(ours), brief(nets.get("ferry5")), brief(others.get("default"))])
-        ratios.append([name, f"{brief(others[best])} ({best})",
-                       ratio(others[best]["median"], ours["median"]) if ours else "",
-                       ratio(others[best]["median"], nets["ferry5"]["median"]) if "ferry5" in nets else ""])
-    return [*grid(["µs", "ours", "ours, five devices", "sockets, default"], times), "",
-            *grid(["µs", "sockets, best setting", "sockets / ours", "sockets / five devices"], ratios),
-            *origin(result, "nccl_2xh200")]
+        if "ferry" not in nets or not best_socket(nets):
+            continue
+        best, ours, name = best_socket(nets), nets["ferry"], f"{operation} {size_of(size)}"
+        default = nets.get("default")
+        times.append([name, brief(ours["us"]), brief(default["us"]) if default else "", brief(nets[best]["us"])])
+        ratios.append([name, best, interval(nets[best], ours), interval(default, ours) if default else ""])
+    return [*grid([f"{title}; µs", "ours", "sockets, as installed", "sockets, best setting"], times), "",
+            *grid([title, "best setting", "its time / ours (95 %)", "as installed / ours (95 %)"], ratios)]
+
+
+def nccl_costs(cells, title):
+    rows = []
+    for (operation, size), nets in cells.items():
+        for net in dict.fromkeys(filter(None, ("ferry" if "ferry" in nets else "", best_socket(nets)))):
+            row = nets[net]
+            if "cpu_seconds_per_gb" in row and size >= 1 << 20:
+                facts = [str(row.get(key, "")) for key in ("channels", "peer_channels", "sockets", "pinned_mib")]
+                rows.append([f"{operation} {size_of(size)}, {net}", brief(row["cpu_seconds_per_gb"]), *facts])
+    return grid([title, "CPU s/GB", "channels", "to a peer", "sockets", "pinned MiB"], rows)
+
+
+def nccl_bounds(result):
+    rows = []
+    for (operation, size), nets in nccl_cells(result, "lo", nccl_versions(result)[0]).items():
+        if "null" in nets and "ferry" in nets:
+            ours, null = nets["ferry"], nets["null"]
+            rows.append([f"{operation} {size_of(size)}", brief(ours["us"]), brief(null["us"]),
+                         *(brief(ours.get(key)) for key in ("proxy_percent", "copiers_percent"))])
+    head = ["what bounds it", "ours, µs", "no bytes moved, µs", "proxy thread, %", "copying threads, %"]
+    return [*grid(head, rows), ""] if rows else []
+
+
+def nccl_other_version(result):
+    first, *others = nccl_versions(result)
+    lines = []
+    for version in others:
+        before, rows = nccl_cells(result, "lo", first), []
+        for pair, nets in nccl_cells(result, "lo", version).items():
+            old = before.get(pair, {})
+            rows += [[f"{pair[0]} {size_of(pair[1])}, {net}", brief(old[net]["us"]), brief(row["us"]),
+                      interval(old[net], row)] for net, row in nets.items() if net in old]
+        lines += [*grid(["µs", f"NCCL {first}", f"NCCL {version}", "rate, to the first's (95 %)"], rows), ""]
+    return lines
 
 
 @table("nccl_five_devices_2xh200")

@@ -30,7 +30,6 @@ Status Engine::Start() {
   SetLogLevel(config.log_level);
   SetLogFormat(config.log_format);
   WarnOfUnknownVariables();
-  nic_ = FindNic(*provider_, config, settings_.devices);
   FERRY_TRY(AddLoops(settings_.swift_loops, &swift_));
   FERRY_TRY(AddLoops(settings_.workers, &bulk_));
   // On a loop whose worker always drives.
@@ -43,8 +42,8 @@ Status Engine::Start() {
   }
   InformInit(
       fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm, {} devices",
-                  acceptor_->port(), nic_.AddressText(), settings_.workers, settings_.bulk_lanes,
-                  nic_.names.size()));
+                  acceptor_->port(), nic().AddressText(), settings_.workers, settings_.bulk_lanes,
+                  settings_.devices));
   return Ok();
 }
 

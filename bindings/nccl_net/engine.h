@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bindings/nccl_net/acceptor.h"
-#include "bindings/nccl_net/nic.h"
 #include "bindings/nccl_net/settings.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
@@ -33,7 +32,7 @@ class Engine {
   const Settings& settings() const noexcept { return settings_; }
   net::Provider& provider() noexcept { return *provider_; }
   Acceptor& acceptor() noexcept { return *acceptor_; }
-  const Nic& nic() const noexcept { return nic_; }
+  const Nic& nic() const noexcept { return settings_.nic; }
 
   // A loop for small messages, credits and heartbeats. NCCL's threads drive it while they poll, so
   // that these messages wake no other thread; large messages would delay them. Assigned round-robin
@@ -64,7 +63,6 @@ class Engine {
 
   const Settings settings_;
   const std::unique_ptr<net::Provider> provider_;
-  Nic nic_;
   SpinPermits spin_permits_;  // of the loops
   std::vector<std::unique_ptr<EventLoop>> swift_;
   std::vector<std::unique_ptr<EventLoop>> bulk_;

@@ -1,8 +1,6 @@
 // Describes the machine's interfaces as one NIC.
 #include "bindings/nccl_net/nic.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -15,13 +13,17 @@
 namespace ferry::nccl_net {
 namespace {
 
-// Assumed speed of interfaces that report none, such as those of virtual machines; NCCL creates
-// more channels for faster ones.
+// Assumed speed of interfaces that report none, such as those of virtual machines, lo and veth;
+// NCCL creates more channels for faster ones.
 constexpr int kUnknownMegabits = 100'000;
 
 std::string FolderOf(const std::string& interface) { return "/sys/class/net/" + interface; }
 
+// In Mbit/s; 0: unknown. Interfaces without a device state a speed that they do not have (veth:
+// 10000).
 int SpeedOf(const std::string& interface) {
+  std::error_code error;
+  if (!std::filesystem::exists(FolderOf(interface) + "/device", error)) return 0;
   std::ifstream in(FolderOf(interface) + "/speed");
   int megabits = 0;
   return in >> megabits && megabits > 0 ? megabits : 0;
@@ -54,7 +56,7 @@ std::string Nic::AddressText() const {
   return text;
 }
 
-Nic FindNic(const net::Provider& provider, const Config& config, std::size_t devices) {
+Nic FindNic(const net::Provider& provider, const Config& config) {
   Nic nic;
   std::set<std::string> interfaces;
   for (const net::LocalAddress& local : provider.Addresses(config)) {
@@ -66,8 +68,6 @@ Nic FindNic(const net::Provider& provider, const Config& config, std::size_t dev
   if (nic.hosts.empty()) nic.hosts = {"127.0.0.1"};
   if (nic.name.empty()) nic.name = "lo";
   if (nic.megabits == 0) nic.megabits = kUnknownMegabits;
-  nic.names = {nic.name};
-  for (std::size_t i = 1; i < devices; ++i) nic.names.push_back(fmt::format("{}-{}", nic.name, i));
   nic.guid = GuidOf(nic.name);
   nic.pci_path = PciPathOf(nic.name);
   return nic;

@@ -10,18 +10,17 @@
 namespace ferry::nccl_net {
 
 // All interfaces that the settings allow, presented to NCCL as one NIC with the name and PCI path
-// of the first one. NCCL sees as many devices as requested (NcclRequest), which share it.
+// of the first one.
 struct Nic {
   std::string name;                // "eth0"
-  std::vector<std::string> names;  // by device
   std::string pci_path;            // under /sys; empty for a virtual one
   std::uint64_t guid = 0;          // the same in every process of the machine
-  int megabits = 0;                // Mbit/s of all devices together
+  int megabits = 0;                // Mbit/s of all interfaces together
   std::vector<std::string> hosts;  // numeric addresses, as many as fit into a handle
 
   std::string AddressText() const;
 };
 
-Nic FindNic(const net::Provider& provider, const Config& config, std::size_t devices);
+Nic FindNic(const net::Provider& provider, const Config& config);
 
 }  // namespace ferry::nccl_net

@@ -15,7 +15,9 @@
 #include <utility>
 
 #include "bindings/nccl_net/attempt.h"
+#include "bindings/nccl_net/cores.h"
 #include "bindings/nccl_net/engine.h"
+#include "bindings/nccl_net/gpus.h"
 #include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/nccl_tuner.h"
 #include "bindings/nccl_net/rank.h"
@@ -23,14 +25,22 @@
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/send_comm.h"
 #include "ferry/core/fork.h"
+#include "ferry/net/builtin.h"
 
 namespace ferry::nccl_net {
 namespace {
 
 constexpr int kMaxComms = 65536;
 constexpr const char* kCommName = "NCCL communicator";
+constexpr std::uint64_t kFewDescriptors = 1024;
+// One way in microseconds, which NCCL adds to its own estimate for networks that GPUs access
+// directly: 8 bytes take 5 us over loopback (bench/nccl_net), and more through a NIC.
+constexpr float kLatency = 10;
 // Minimum speed of a device: NCCL finds no route through one below 0.12 GB/s.
 constexpr int kMinMegabits = 1000;
+// Tables with contexts are those of 2.28 and later. Where the version is unknown, devices are not
+// multiplied for 2.28, and the variable for later versions has no effect there.
+constexpr int kWithContexts = 22900;
 constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
 
 // The objects that NCCL holds. They share the engine, which is destroyed with the last of them. In
@@ -67,31 +77,52 @@ Process& TheProcess() {
   return process.Get();
 }
 
-// `asks`: whether to set NCCL variables that suit the network, if this creates the engine.
-Result<std::shared_ptr<Engine>> EngineOfProcess(bool asks) {
+// What to ask NCCL for. `oldest`: the oldest version of NCCL that has the table in use.
+NcclRequest RequestFor(const Settings& settings, const Config::Getter& get, const NcclTuner& tuner,
+                       int oldest) {
+  NcclFacts facts;
+  facts.version = VersionOfNccl(CodeOfNccl()).value_or(oldest);
+  facts.megabits = settings.nic.megabits;
+  facts.gpus = FindGpus();
+  facts.local_ranks = LocalRanks(get);
+  if (oldest != kBeforeTuner) return RequestOf(settings.config, get, tuner, facts);
+  if (settings.config.nccl_devices > 1) {
+    Warn(
+        fmt::format("FERRY_NCCL_DEVICES={} is not used: NCCL is older than 2.24; see that it is "
+                    "the same on all ranks",
+                    settings.config.nccl_devices));
+  }
+  return {};
+}
+
+// `oldest`: as for RequestFor(), if this creates the engine.
+Result<std::shared_ptr<Engine>> EngineOfProcess(int oldest) {
   Process& process = TheProcess();
   const std::lock_guard lock(process.mutex);
   // A weak reference: the last context or comm ends the engine, and the next init makes another.
   if (auto engine = process.engine.lock()) return engine;
   const Config::Getter get = [](const char* name) { return std::getenv(name); };
   const std::uint64_t descriptors = RaiseDescriptorLimit();
-  FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get));
+  const unsigned cores = UsableCores(get);
+  FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get, cores));
+  settings.nic = FindNic(*net::CreateBuiltinProvider(), settings.config);
   const NcclTuner tuner = FindNcclTuner(get, CodeOfNccl());
-  NcclRequest request = RequestOf(settings.config, get, tuner);
-  if (!asks) {
-    if (request.devices > 1) {
-      Warn(
-          fmt::format("FERRY_NCCL_DEVICES={} is not used: NCCL is older than 2.24; see that it is "
-                      "the same on all ranks",
-                      request.devices));
-    }
-    request = NcclRequest();
-  }
+  const NcclRequest request = RequestFor(settings, get, tuner, oldest);
   settings.devices = request.devices;
+  settings.max_megabits = request.max_megabits;
   settings.rank = RankOf(request, tuner, get);
+  if (settings.config.lanes == 0) {
+    settings.bulk_lanes = BulkLanes(request.peer_channels, settings.workers);
+  }
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
-  if (asks) Ask(request);
-  InformInit(fmt::format("this process may have {} descriptors", descriptors));
+  Ask(request);
+  InformInit(fmt::format("this rank may use {} cores and {} descriptors", cores, descriptors));
+  if (descriptors != 0 && descriptors < kFewDescriptors) {
+    Warn(
+        fmt::format("this process may have only {} descriptors, and each peer takes up to 32; "
+                    "raise the hard limit (ulimit -Hn) to {} or more",
+                    descriptors, kFewDescriptors));
+  }
   process.engine = engine;
   return engine;
 }
@@ -134,7 +165,7 @@ int CheckContext(const Context* one, const char* call) {
 }
 
 Status CheckDevice(const Engine& engine, int device) {
-  const std::size_t devices = engine.nic().names.size();
+  const std::size_t devices = engine.settings().devices;
   if (device >= 0 && std::cmp_less(device, devices)) return Ok();
   return Error(
       Code::kInvalidArgument,
@@ -199,7 +230,7 @@ int ReceiveGroup(void* recv_comm, const Group<Size>& group, void** request) noex
 int Init(void** context, abi::Logger logger) noexcept {
   return Guarded("init", [&] {
     SetLogger(logger);
-    auto engine = EngineOfProcess(/*asks=*/true);
+    auto engine = EngineOfProcess(kWithContexts);
     if (!engine) return Fail(engine.error());
     *context = NewContext(*std::move(engine)).release();
     return int{abi::kSuccess};
@@ -215,10 +246,10 @@ int Finalize(void* context) noexcept {
   });
 }
 
-int InitOnce(bool asks, abi::Logger logger) noexcept {
+int InitOnce(int oldest, abi::Logger logger) noexcept {
   return Guarded("init", [&] {
     SetLogger(logger);
-    auto engine = EngineOfProcess(asks);
+    auto engine = EngineOfProcess(oldest);
     if (!engine) return Fail(engine.error());
     Process& process = TheProcess();
     const std::lock_guard lock(process.mutex);
@@ -234,7 +265,7 @@ int Devices(int* count) noexcept {
   return Guarded("devices", [&] {
     const auto engine = EngineInUse();
     if (engine == nullptr) return NotStarted("devices");
-    *count = static_cast<int>(engine->nic().names.size());
+    *count = static_cast<int>(engine->settings().devices);
     return int{abi::kSuccess};
   });
 }
@@ -246,12 +277,15 @@ int GetProperties(int device, abi::PropertiesV12* properties) noexcept {
     if (auto known = CheckDevice(*engine, device); !known) return Fail(known.error());
     const Nic& nic = engine->nic();
     *properties = {};
-    properties->name = Kept(nic.names[static_cast<std::size_t>(device)]);
+    properties->name = Kept(device == 0 ? nic.name : fmt::format("{}-{}", nic.name, device));
     properties->pci_path = nic.pci_path.empty() ? nullptr : Kept(nic.pci_path);
     properties->guid = nic.guid;
     // NCCL then copies between GPU and host itself.
     properties->ptr_support = abi::kPointerHost;
-    properties->speed = std::max(nic.megabits / static_cast<int>(nic.names.size()), kMinMegabits);
+    const int devices = static_cast<int>(engine->settings().devices);
+    properties->speed =
+        std::max(std::min(nic.megabits / devices, engine->settings().max_megabits), kMinMegabits);
+    properties->latency = kLatency;
     properties->port = device;
     properties->max_comms = kMaxComms;
     properties->max_recvs = static_cast<int>(kMaxReceives);

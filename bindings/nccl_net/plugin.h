@@ -18,9 +18,11 @@ inline constexpr const char* kPluginName = "Ferry";
 // still open.
 int Init(void** context, abi::Logger logger) noexcept;
 int Finalize(void* context) noexcept;
-// Up to v10: once for the process, instead of a context. `asks`: whether to set variables
-// (NcclRequest).
-int InitOnce(bool asks, abi::Logger logger) noexcept;
+// Up to v10: once for the process, instead of a context. `oldest`: the oldest version of NCCL that
+// has the table, as ncclGetVersion() states it, if NCCL does not state its own; kBeforeTuner: no
+// variables are set (NcclRequest), since NCCL before 2.24 does not use our tuner.
+int InitOnce(int oldest, abi::Logger logger) noexcept;
+inline constexpr int kBeforeTuner = 0;
 inline constexpr void* kProcessContext = nullptr;
 
 int Devices(int* count) noexcept;

@@ -121,6 +121,15 @@ const char* TunerText(RankTuner tuner) {
   return "unknown";
 }
 
+const char* LinkText(GpuLink link) {
+  switch (link) {
+    case GpuLink::kUnknown: break;
+    case GpuLink::kDirect: return "direct";
+    case GpuLink::kSwitch: return "through a PCIe switch";
+  }
+  return "unknown";
+}
+
 class Differences {
  public:
   explicit Differences(const std::string& peer) : peer_(peer) {}
@@ -148,6 +157,9 @@ RankWire RankOf(const NcclRequest& request, const NcclTuner& tuner, const Config
   rank.min_ctas = ValueOf<std::uint8_t>("NCCL_MIN_CTAS", request, get);
   rank.max_ctas = ValueOf<std::uint8_t>("NCCL_MAX_CTAS", request, get);
   rank.tuned_channels = static_cast<std::uint8_t>(request.tuned_channels);
+  rank.peer_channels = ValueOf<std::uint8_t>("NCCL_NCHANNELS_PER_NET_PEER", request, get);
+  rank.channel_gbps = ValueOf<std::uint8_t>("NCCL_P2P_PER_CHANNEL_NET_BW", request, get);
+  rank.gpu_link = request.gpu_link;
   rank.chunk_bytes = ValueOf<std::uint32_t>("NCCL_P2P_NET_CHUNKSIZE", request, get);
   rank.build = BuildNumber();
   return rank;
@@ -164,6 +176,12 @@ std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
   found.Add("NCCL_MAX_NCHANNELS", NumberText(own.max_channels), NumberText(others.max_channels));
   found.Add("NCCL_MIN_CTAS", NumberText(own.min_ctas), NumberText(others.min_ctas));
   found.Add("NCCL_MAX_CTAS", NumberText(own.max_ctas), NumberText(others.max_ctas));
+  found.Add("NCCL_NCHANNELS_PER_NET_PEER", NumberText(own.peer_channels),
+            NumberText(others.peer_channels));
+  found.Add("NCCL_P2P_PER_CHANNEL_NET_BW", NumberText(own.channel_gbps),
+            NumberText(others.channel_gbps));
+  found.Add("the GPUs' connection to the CPU (set FERRY_NCCL_DEVICES=1 on all ranks)",
+            LinkText(own.gpu_link), LinkText(others.gpu_link));
   found.Add("NCCL_P2P_NET_CHUNKSIZE", NumberText(own.chunk_bytes), NumberText(others.chunk_bytes));
   found.Add("NCCL's tuner (NCCL_TUNER_PLUGIN, libnccl-tuner.so)", TunerText(own.tuner),
             TunerText(others.tuner));

@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/log.h"
@@ -14,12 +13,14 @@ namespace ferry::nccl_net {
 namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
-constexpr unsigned kManyCores = 8;
+constexpr std::size_t kBulkLanesOfPeer = 8;
+constexpr std::size_t kMaxWorkers = 16;
 constexpr std::size_t kMaxSwiftLoops = 8;  // machines rarely have more GPUs
 // From this many cores on workers poll. All-reduce of 1 MiB on two H200 with 32 cores took 238 us
 // without polling workers and 195 us with them; send and receive 282 and 187 us.
 constexpr unsigned kCoresToSpin = 16;
 constexpr std::chrono::microseconds kSpin{300};
+constexpr int kChannelsByDefault = 2;  // that NCCL creates between two ranks
 // All ranks connect to each other at once, with several lanes each, and none may be turned away;
 // but the process needs most of its descriptors itself.
 std::uint32_t MaxPendingPeers(std::uint32_t at_least) {
@@ -65,7 +66,12 @@ std::uint64_t RaiseDescriptorLimit() {
   return limit.rlim_cur;
 }
 
-Result<Settings> LoadSettings(const Config::Getter& get) {
+std::size_t BulkLanes(int channels, std::size_t workers) {
+  const std::size_t lanes = kBulkLanesOfPeer / static_cast<std::size_t>(std::max(channels, 1));
+  return std::clamp<std::size_t>(lanes, 1, std::max<std::size_t>(workers, 2));
+}
+
+Result<Settings> LoadSettings(const Config::Getter& get, unsigned cores) {
   Settings settings;
   FERRY_TRY_ASSIGN(settings.config, Config::FromEnvironment(get));
   Config& config = settings.config;
@@ -76,17 +82,18 @@ Result<Settings> LoadSettings(const Config::Getter& get) {
   if (!config.IsSet("max_pending_handshakes")) {
     config.max_pending_handshakes = MaxPendingPeers(config.max_pending_handshakes);
   }
-  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
-  settings.bulk_lanes = config.lanes > 0      ? static_cast<std::size_t>(config.lanes)
-                        : cores >= kManyCores ? 4
-                                              : 2;
-  settings.workers = config.workers > 0 ? static_cast<std::size_t>(config.workers)
-                                        : std::clamp(cores / 2, 2U, 16U);
+  // With 16 cores, 12 workers were faster than 16 at nearly all sizes: NCCL's threads need the
+  // other cores, and a worker that may not poll is slow to wake.
+  const bool polls = cores >= kCoresToSpin;
+  const std::size_t share = std::max<std::size_t>(polls ? cores * 3 / 4 : cores / 2, 2);
+  settings.workers =
+      config.workers > 0 ? static_cast<std::size_t>(config.workers) : std::min(share, kMaxWorkers);
+  settings.bulk_lanes = config.lanes > 0 ? static_cast<std::size_t>(config.lanes)
+                                         : BulkLanes(kChannelsByDefault, settings.workers);
   settings.swift_loops = std::clamp<std::size_t>(cores / 4, 2, kMaxSwiftLoops);
-  if (!config.IsSet("spin") && cores >= kCoresToSpin) config.spin = kSpin;
-  // With 4, 8 and 16 polling workers, all-reduce of 4 MiB took 535, 510 and 467 us (one start
-  // each), of 64 MiB 3.6, 3.8 and 3.6 ms; but other threads need the cores too.
-  settings.spinners = static_cast<int>(std::clamp(cores / 4, 1U, 8U));
+  if (!config.IsSet("spin") && polls) config.spin = kSpin;
+  settings.spinners = static_cast<int>(polls ? std::min(share, settings.workers)
+                                             : std::clamp<std::size_t>(cores / 4, 1, 8));
   settings.small_bytes =
       config.IsSet("eager_bytes") ? std::min(config.eager_bytes, kMaxEarlyBytes) : kMaxEarlyBytes;
   settings.piece_bytes = config.IsSet("slice_bytes") ? config.slice_bytes : kPieceBytes;

@@ -1,9 +1,11 @@
 // The plugin's settings.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
+#include "bindings/nccl_net/nic.h"
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
@@ -18,16 +20,23 @@ struct Settings {
   std::size_t swift_loops = 0;    // loops for small messages
   std::uint64_t small_bytes = 0;  // largest small message (FERRY_EAGER_BYTES)
   int spinners = 0;               // workers that may poll at the same time (FERRY_SPIN)
-  std::size_t devices = 1;        // devices as which NCCL sees the NIC (NcclRequest)
-  RankWire rank;                  // values that must be equal on all ranks
+  Nic nic;
+  std::size_t devices = 1;  // devices as which NCCL sees the NIC (NcclRequest)
+  int max_megabits = std::numeric_limits<int>::max();  // that a device states
+  RankWire rank;                                       // values that must be equal on all ranks
   std::uint64_t piece_bytes = 0;  // smallest piece of a message on a bulk lane (FERRY_SLICE_BYTES)
 };
 
-// Errors: kInvalidArgument naming variable, value and range.
-Result<Settings> LoadSettings(const Config::Getter& get);
+// `cores` that this rank may use. Errors: kInvalidArgument naming variable, value and range.
+Result<Settings> LoadSettings(const Config::Getter& get, unsigned cores);
+
+// Bulk lanes of each comm where FERRY_LANES is not set: a peer has a comm per channel, and 8 to 16
+// sockets in each direction are enough for all of them. Over eight channels, one bulk lane each was
+// as fast as four.
+std::size_t BulkLanes(int channels, std::size_t workers);
 
 // Raises the descriptor limit to the hard limit, at most 65536: two ranks that send to each other
-// have 80 lanes over eight channels, and soft limits of 1024 are common. Returns the new soft
+// have 32 lanes over eight channels, and soft limits of 1024 are common. Returns the new soft
 // limit, 0 where it is unknown.
 std::uint64_t RaiseDescriptorLimit();
 

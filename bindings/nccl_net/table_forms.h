@@ -54,7 +54,7 @@ inline int ConnectInContext(void* context, int device, void* handle, void** send
 
 // Up to v8, that is NCCL before 2.24, which does not use our tuner: with more channels short
 // collectives would be slower.
-inline int InitUntuned(abi::Logger logger) { return InitOnce(/*asks=*/false, logger); }
+inline int InitUntuned(abi::Logger logger) { return InitOnce(kBeforeTuner, logger); }
 // The first up to v10, the second up to v9.
 inline int ListenInProcess(int device, void* handle, void** listen_comm) {
   return Listen(kProcessContext, device, handle, listen_comm);

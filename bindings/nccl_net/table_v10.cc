@@ -6,7 +6,7 @@ namespace ferry::nccl_net {
 namespace {
 
 int InitV10(abi::Logger logger, abi::ProfilerCallback /*profiler*/) {
-  return InitOnce(/*asks=*/true, logger);
+  return InitOnce(22600, logger);
 }
 
 int ConnectV10(int device, abi::CommConfig* /*config*/, void* handle, void** send_comm,

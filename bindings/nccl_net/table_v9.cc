@@ -5,7 +5,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-int InitV9(abi::Logger logger) { return InitOnce(/*asks=*/true, logger); }
+int InitV9(abi::Logger logger) { return InitOnce(22400, logger); }
 
 }  // namespace
 }  // namespace ferry::nccl_net

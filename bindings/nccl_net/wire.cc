@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 namespace ferry::nccl_net {
 namespace {
@@ -13,6 +14,16 @@ constexpr std::uint32_t kHandleMagic = 0x6e797266;  // "fryn"
 
 int FamilyOf(const std::string& host) {
   return host.find(':') == std::string::npos ? AF_INET : AF_INET6;
+}
+
+// The handle has no room for its 20 bytes in one place.
+RankWire RankIn(const HandleWire& wire) {
+  std::array<std::uint8_t, sizeof(RankWire)> bytes{};
+  std::copy_n(wire.rank, sizeof wire.rank, bytes.begin());
+  std::copy_n(wire.rank_end, sizeof wire.rank_end, bytes.begin() + sizeof wire.rank);
+  RankWire rank;
+  std::memcpy(&rank, bytes.data(), sizeof rank);
+  return rank;
 }
 
 Error NoHandle(const std::string& why) {
@@ -30,7 +41,9 @@ Status WriteHandle(const ListenAddress& address, void* handle) {
   wire.version = kWireVersion;
   wire.listen = address.listen;
   wire.key = address.key;
-  wire.rank = address.rank;
+  const auto* const rank = reinterpret_cast<const std::uint8_t*>(&address.rank);
+  std::memcpy(wire.rank, rank, sizeof wire.rank);
+  std::memcpy(wire.rank_end, rank + sizeof wire.rank, sizeof wire.rank_end);
   // NCCL's handle has a fixed size; addresses beyond it are left out. All have the port of the one
   // listener.
   const std::size_t count = std::min(address.at.size(), kMaxAddresses);
@@ -65,7 +78,7 @@ Result<ListenAddress> ReadHandle(const void* handle) {
   address.key = wire.key;
   address.version = wire.version;
   // Only what precedes `rank` is laid out alike in all versions.
-  if (wire.version == kWireVersion) address.rank = wire.rank;
+  if (wire.version == kWireVersion) address.rank = RankIn(wire);
   for (std::size_t i = 0; i < wire.addresses; ++i) {
     char text[INET6_ADDRSTRLEN] = {};
     const int family = wire.families[i] == 4 ? AF_INET : AF_INET6;

@@ -20,7 +20,7 @@ namespace ferry::nccl_net {
 
 namespace abi = net::plugin::abi;
 
-inline constexpr std::uint16_t kWireVersion = 5;
+inline constexpr std::uint16_t kWireVersion = 6;
 // From this version on, handles and hello frames begin alike in all versions, so that ranks with
 // different versions can tell each other.
 inline constexpr std::uint16_t kFirstAlike = 5;
@@ -45,6 +45,9 @@ enum class RankTuner : std::uint8_t {
   kNotFound = 3  // a variable names one that this library has not found
 };
 
+// How GPUs are connected to the CPU.
+enum class GpuLink : std::uint8_t { kUnknown = 0, kDirect = 1, kSwitch = 2 };
+
 // Values that must be equal on all ranks (rank.h). For NCCL's variables, 0 means not set.
 struct RankWire {
   std::uint32_t build = 0;          // BuildNumber()
@@ -56,10 +59,15 @@ struct RankWire {
   std::uint8_t max_ctas = 0;        // NCCL_MAX_CTAS
   std::uint8_t tuned_channels = 0;  // channels that the tuner keeps to; 0: it does nothing
   RankTuner tuner = RankTuner::kThisLibrary;
-  std::uint8_t tuner_hash = 0;  // NcclTuner::hash
+  std::uint8_t tuner_hash = 0;     // NcclTuner::hash
+  std::uint8_t peer_channels = 0;  // NCCL_NCHANNELS_PER_NET_PEER
+  std::uint8_t channel_gbps = 0;   // NCCL_P2P_PER_CHANNEL_NET_BW
+  // Only where NCCL counts channels by it: up to 2.28, with several devices. kUnknown otherwise.
+  GpuLink gpu_link = GpuLink::kUnknown;
+  std::uint8_t zero = 0;
 };
-static_assert(sizeof(RankWire) == 16 && offsetof(RankWire, devices) == 8 &&
-              offsetof(RankWire, tuner_hash) == 15);
+static_assert(sizeof(RankWire) == 20 && offsetof(RankWire, devices) == 8 &&
+              offsetof(RankWire, tuner_hash) == 15 && offsetof(RankWire, gpu_link) == 18);
 
 // The address of a listen comm. NCCL passes the handle to the connecting side by its own means;
 // whoever has it may connect.
@@ -72,9 +80,9 @@ struct ListenAddress {
 };
 inline constexpr std::size_t kMaxAddresses = 4;
 
-// ListenAddress in NCCL's handle. Everything before `rank` is the same in all versions from
-// kFirstAlike on. `attempt` belongs to the connecting side, which gets the same memory in each
-// call.
+// ListenAddress in NCCL's handle. Everything before `rank` but `rank_end` is the same in all
+// versions from kFirstAlike on. `attempt` belongs to the connecting side, which gets the same
+// memory in each call.
 struct HandleWire {
   std::uint32_t magic;
   std::uint16_t version;
@@ -83,9 +91,9 @@ struct HandleWire {
   Key key;
   std::uint8_t addresses;
   std::uint8_t families[kMaxAddresses];  // 4 or 6
-  std::uint8_t zero[3];
+  std::uint8_t rank_end[3];              // bytes 16 to 18 of a RankWire; zeros in version 5
   std::uint8_t hosts[kMaxAddresses][16];
-  RankWire rank;
+  std::uint8_t rank[16];  // the first bytes of a RankWire
   std::uint64_t attempt;  // 0: none yet
 };
 static_assert(sizeof(HandleWire) == abi::kHandleBytes && offsetof(HandleWire, key) == 16 &&
@@ -125,8 +133,9 @@ struct HelloWire {
   Uuid comm;
   std::uint64_t early_bytes = 0;  // largest message that this sender sends without a credit
   RankWire rank;
+  std::uint32_t zero_end = 0;
 };
-static_assert(sizeof(HelloWire) == 72 && offsetof(HelloWire, comm) == 32 &&
+static_assert(sizeof(HelloWire) == 80 && offsetof(HelloWire, comm) == 32 &&
               offsetof(HelloWire, rank) == 56);
 
 // A piece of a message, which is the frame's payload. On lane 0 padding makes the frame kMinFrame

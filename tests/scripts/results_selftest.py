@@ -355,8 +355,12 @@ ROWS = {
                                   "torch eager": several("us")}},
     "python_h200": {"nano-vllm": rates("tokens_per_s", "step_ms"), "prepare": rates("us", "own_us"),
                     "staging": rates("us", "separately_us"), "push_weights": rates("gbps")},
-    "nccl_2xh200": {net: {"operation": "all_reduce", "size": 8, "net": net, "us": several("us")}
-                    for net in ("ferry", "ferry5", "default", "2x8+asked+tuner")},
+    "nccl_2gpu": {f"{net} {place} {nccl}": {
+        "operation": "all_reduce", "size": 1 << 20, "net": net, "stage": "measure", "place": place, "nccl": nccl,
+        "channels": 8, "peer_channels": 8, "sockets": 64, "pinned_mib": 128, "us": several("us"),
+        "cpu_seconds_per_gb": several("s/GB"), "proxy_percent": several("%"), "copiers_percent": several("%")}
+        for net in ("ferry", "null", "default", "2x8c8kt") for place in ("lo", "veth")
+        for nccl in (("2.28.9", "2.30.7") if (net, place) == ("ferry", "lo") else ("2.28.9",))},
     "nccl_sockets_2xh200": {"default": {"setting": "default", "size": 1 << 26, "gbps": several("GB/s")}},
 }
 
@@ -436,11 +440,14 @@ class Tables(unittest.TestCase):
         self.assertIn("| 777 |", text)
 
     def test_the_best_of_all_settings_of_the_sockets_counts(self):
-        rows = {net: {"operation": "all_reduce", "size": 8, "net": net, "us": several("us", us)}
-                for net, us in (("ferry", 10), ("ferry5", 8), ("default", 40), ("2x8+asked", 20))}
+        rows = {f"{net} {stage}": {"operation": "all_reduce", "size": 8, "net": net, "us": several("us", us),
+                                   "stage": stage, "place": "lo", "nccl": "2.28.9"}
+                for net, us, stage in (("ferry", 10, "measure"), ("default", 40, "measure"), ("2x8", 20, "measure"),
+                                       ("2x8", 5, "choose"), ("4x4", 1, "choose"), ("null", 2, "measure"))}
         text = "\n".join(make_results.tables.TABLES["nccl"][1]({
             "rows": rows, "commit": "ab" * 20, "date": "d", "machine": "m", "n": 1, "command": "c"}))
-        self.assertIn("20 (2x8+asked) | 2.00 | 2.50 |", text)
+        self.assertIn("| all_reduce 8 B | 10 | 40 | 20 |", text)
+        self.assertIn("| all_reduce 8 B | 2x8 | 2.00", text)
 
 
 class Program(unittest.TestCase):

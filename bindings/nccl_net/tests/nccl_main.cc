@@ -1,15 +1,40 @@
 // Entry point of the NCCL plugin's tests and of their peer processes.
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
 
 #include "bindings/nccl_net/tests/nccl_peer.h"
+#include "ferry/net/plugin/abi.h"
 #include "tests/support/peer_process.h"
+
+// As NCCL's: the plugin finds it in the object that its logger belongs to.
+extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {  // NOLINT
+  const char* const text = std::getenv(ferry::nccl_net::testing::kNcclVersion);
+  if (text == nullptr) return ferry::net::plugin::abi::kInvalidUsage;
+  *version = std::atoi(text);
+  return ferry::net::plugin::abi::kSuccess;
+}
+
+namespace {
+
+void LimitDescriptors() {
+  const char* const text = std::getenv(ferry::nccl_net::testing::kDescriptors);
+  if (text == nullptr) return;
+  const auto most = static_cast<rlim_t>(std::atoi(text));
+  const rlimit limit{most, most};
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace
 
 // The tests, or one peer process of a test.
 int main(int argc, char** argv) {
   const auto role = ferry::tests::RoleOf(argc, argv);
   const bool is_old = role == ferry::nccl_net::testing::kOldNcclRole;
   if (is_old || role == ferry::nccl_net::testing::kNcclRole) {
+    LimitDescriptors();
     ferry::tests::LinePipe parent = ferry::tests::JoinParent();
     return ferry::nccl_net::testing::RunNcclPeer(parent, is_old ? 8 : 12);
   }

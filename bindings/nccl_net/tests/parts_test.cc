@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -9,12 +10,14 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "bindings/nccl_net/cores.h"
+#include "bindings/nccl_net/gpus.h"
 #include "bindings/nccl_net/library_search.h"
 #include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/nccl_tuner.h"
@@ -36,6 +39,12 @@ Config::Getter Environment(const std::map<std::string, std::string>& variables) 
   };
 }
 
+constexpr unsigned kManyCores = 32;
+
+Result<Settings> SettingsWith(const std::map<std::string, std::string>& variables) {
+  return LoadSettings(Environment(variables), kManyCores);
+}
+
 TEST(NcclSettings, ReadInterfacesAsNcclMeansThem) {
   EXPECT_EQ(InterfacesOf(""), "");
   EXPECT_EQ(InterfacesOf("eth"), "eth*");
@@ -48,11 +57,10 @@ TEST(NcclSettings, ReadInterfacesAsNcclMeansThem) {
 }
 
 TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
-  const auto theirs = LoadSettings(Environment({{"NCCL_SOCKET_IFNAME", "=ens1"}}));
+  const auto theirs = SettingsWith({{"NCCL_SOCKET_IFNAME", "=ens1"}});
   ASSERT_TRUE(theirs);
   EXPECT_EQ(theirs->config.interfaces, "ens1");
-  const auto ours =
-      LoadSettings(Environment({{"NCCL_SOCKET_IFNAME", "=ens1"}, {"FERRY_INTERFACES", "ens2"}}));
+  const auto ours = SettingsWith({{"NCCL_SOCKET_IFNAME", "=ens1"}, {"FERRY_INTERFACES", "ens2"}});
   ASSERT_TRUE(ours);
   EXPECT_EQ(ours->config.interfaces, "ens2");
 }
@@ -66,36 +74,126 @@ struct Asked {
   bool operator==(const Asked&) const = default;
 };
 
-Asked AskedWith(const std::map<std::string, std::string>& variables) {
-  const auto settings = LoadSettings(Environment(variables));
-  if (!settings) return {{{"error", settings.error().message()}}};
+// The newest NCCL, and a network of unknown speed.
+NcclFacts FactsOf(int version) {
+  return {.version = version, .megabits = 100'000, .gpus = {}, .local_ranks = 0};
+}
+
+NcclRequest RequestWith(const std::map<std::string, std::string>& variables,
+                        const NcclFacts& facts) {
+  const auto settings = SettingsWith(variables);
+  NcclRequest refused;
+  if (!settings) {
+    refused.variables = {{"error", settings.error().message()}};
+    return refused;
+  }
   const auto get = Environment(variables);
-  const NcclRequest request = RequestOf(settings->config, get, FindNcclTuner(get, nullptr));
+  return RequestOf(settings->config, get, FindNcclTuner(get, nullptr), facts);
+}
+
+Asked AskedWith(const std::map<std::string, std::string>& variables, int version = 23000) {
+  const NcclRequest request = RequestWith(variables, FactsOf(version));
   return {request.variables, request.tuned_channels, request.devices};
 }
 
 TEST(NcclRequest, IsForMoreChannelsAndLargerPiecesUnlessSomebodyHasSpoken) {
   const std::pair<std::string, std::string> channels{"NCCL_MIN_NCHANNELS", "8"};
   const std::pair<std::string, std::string> pieces{"NCCL_P2P_NET_CHUNKSIZE", "524288"};
-  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels}, 8, 1}));
+  const std::pair<std::string, std::string> speed{"NCCL_P2P_PER_CHANNEL_NET_BW", "2"};
+  EXPECT_EQ(AskedWith({}), (Asked{{pieces, channels, speed}, 8, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", ""}, {"NCCL_MIN_NCHANNELS", ""}}),
-            (Asked{{pieces, channels}, 8, 1}));
-  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels}, 8, 1}));
+            (Asked{{pieces, channels, speed}, 8, 1}));
+  EXPECT_EQ(AskedWith({{"NCCL_P2P_NET_CHUNKSIZE", "131072"}}), (Asked{{channels, speed}, 8, 1}));
+  EXPECT_EQ(AskedWith({{"NCCL_P2P_PER_CHANNEL_NET_BW", "14"}}), (Asked{{pieces, channels}, 8, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "1"}}),
-            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}}}));
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "1"}, speed}}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "4"}}),
-            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}}, 4, 1}));
+            (Asked{{pieces, {"NCCL_MIN_NCHANNELS", "4"}, speed}, 4, 1}));
   EXPECT_EQ(AskedWith({{"FERRY_NCCL_CHANNELS", "0"}}), Asked{});
   EXPECT_EQ(AskedWith({{"NCCL_NET", "Socket"}}), Asked{});
-  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels}, 8, 1}));
+  EXPECT_EQ(AskedWith({{"NCCL_NET", "ferry"}}), (Asked{{pieces, channels, speed}, 8, 1}));
+}
+
+std::string VariableIn(const NcclRequest& request, const std::string& name) {
+  for (const auto& [each, value] : request.variables) {
+    if (each == name) return value;
+  }
+  return "";
+}
+
+TEST(NcclRequest, ForChannelsBetweenTwoRanksDependsOnTheVersionOfNccl) {
+  constexpr const char* kPeer = "NCCL_NCHANNELS_PER_NET_PEER";
+  constexpr const char* kSpeed = "NCCL_P2P_PER_CHANNEL_NET_BW";
+  for (const int version : {22403, 22707, 22809, 22902, 23007, 23200}) {
+    const NcclRequest request = RequestWith({}, FactsOf(version));
+    EXPECT_EQ(VariableIn(request, kPeer), version < 22800 ? "8" : "") << version;
+    EXPECT_EQ(VariableIn(request, kSpeed), version >= 22900 ? "2" : "") << version;
+    EXPECT_EQ(request.devices, 1U) << version;
+    EXPECT_EQ(request.peer_channels, version / 100 == 228 ? 2 : 8) << version;
+    const NcclRequest set = RequestWith({{kPeer, "4"}}, FactsOf(version));
+    EXPECT_EQ(VariableIn(set, kPeer) + VariableIn(set, kSpeed), "") << version;
+    EXPECT_EQ(set.peer_channels, 4) << version;
+  }
+  EXPECT_EQ(VariableIn(RequestWith({{"FERRY_NCCL_CHANNELS", "4"}}, FactsOf(22707)), kPeer), "4");
+  // Slow networks need no more channels, and get more lanes for each.
+  NcclFacts slow = FactsOf(23007);
+  slow.megabits = 10'000;
+  EXPECT_EQ(RequestWith({}, slow).peer_channels, 1);
+  slow.megabits = 25'000;
+  EXPECT_EQ(RequestWith({}, slow).peer_channels, 2);
+}
+
+TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
+  const Gpus direct{.count = 8, .link = GpuLink::kDirect};
+  const Gpus behind_switch{.count = 1, .link = GpuLink::kSwitch};
+  const auto with = [](const Gpus& gpus, unsigned local_ranks) {
+    NcclFacts facts = FactsOf(22809);
+    facts.gpus = gpus;
+    facts.local_ranks = local_ranks;
+    return RequestWith({}, facts);
+  };
+  const NcclRequest alone = with(direct, 1);
+  EXPECT_EQ(alone.devices, 5U);
+  EXPECT_EQ(alone.peer_channels, 8);
+  EXPECT_EQ(alone.gpu_link, GpuLink::kDirect);
+  EXPECT_EQ(alone.hint, "");
+  // Five devices must not fill a link of 12 GB/s, or nodes could count differently.
+  EXPECT_LT(4 * alone.max_megabits, 96'000);
+  EXPECT_EQ(with({.count = 1, .link = GpuLink::kDirect}, 0).devices, 5U);
+  for (const NcclRequest& unsafe :
+       {with(direct, 8), with(direct, 0), with(behind_switch, 1), with({}, 1)}) {
+    EXPECT_EQ(unsafe.devices, 1U);
+    EXPECT_EQ(unsafe.peer_channels, 2);
+    EXPECT_EQ(unsafe.gpu_link, GpuLink::kUnknown);
+    EXPECT_THAT(unsafe.hint, HasSubstr("set NCCL_NCHANNELS_PER_NET_PEER=8"));
+  }
+  NcclFacts facts = FactsOf(22809);
+  facts.gpus = direct;
+  facts.local_ranks = 1;
+  EXPECT_EQ(RequestWith({{"FERRY_NCCL_DEVICES", "1"}}, facts).devices, 1U);
+  EXPECT_EQ(RequestWith({{"NCCL_NCHANNELS_PER_NET_PEER", "8"}}, facts).devices, 1U);
+  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "4"}}, facts).devices, 3U);
+  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "2"}}, facts).devices, 2U);
+}
+
+TEST(NcclRequest, LeavesOneChannelToAUserWhoWantsOne) {
+  for (const int version : {22707, 22809, 23007}) {
+    const NcclRequest request = RequestWith({{"NCCL_MAX_NCHANNELS", "1"}}, FactsOf(version));
+    EXPECT_EQ(request.variables, (Variables{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}})) << version;
+    EXPECT_EQ(request.peer_channels, 1) << version;
+    EXPECT_EQ(request.devices, 1U) << version;
+  }
+  EXPECT_EQ(RequestWith({{"NCCL_MAX_NCHANNELS", "many"}}, FactsOf(22809)).peer_channels, 2);
 }
 
 // As a process has it whose parent has asked.
 TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
-  EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "8"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{{}, 8, 1}));
-  EXPECT_EQ(AskedWith({{"NCCL_MIN_NCHANNELS", "16"}, {"NCCL_P2P_NET_CHUNKSIZE", "524288"}}),
-            (Asked{}));
+  std::map<std::string, std::string> inherited{{"NCCL_MIN_NCHANNELS", "8"},
+                                               {"NCCL_P2P_NET_CHUNKSIZE", "524288"},
+                                               {"NCCL_P2P_PER_CHANNEL_NET_BW", "2"}};
+  EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
+  inherited["NCCL_MIN_NCHANNELS"] = "16";
+  EXPECT_EQ(AskedWith(inherited), (Asked{}));
 }
 
 TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
@@ -168,29 +266,151 @@ TEST(NcclSettings, HaveRoomForManyDescriptors) {
 }
 
 TEST(NcclSettings, HaveDefaultsOfTheirOwn) {
-  const auto settings = LoadSettings(Environment({}));
+  const auto settings = SettingsWith({});
   ASSERT_TRUE(settings);
   EXPECT_EQ(settings->piece_bytes, 128U << 10);
   EXPECT_EQ(settings->small_bytes, 64U << 10);
-  EXPECT_EQ(LoadSettings(Environment({{"FERRY_EAGER_BYTES", "4KiB"}}))->small_bytes, 4096U);
-  EXPECT_GE(settings->workers, 2U);
-  EXPECT_GE(settings->bulk_lanes, 2U);
+  EXPECT_EQ(SettingsWith({{"FERRY_EAGER_BYTES", "4KiB"}})->small_bytes, 4096U);
   EXPECT_GE(settings->config.max_pending_handshakes, 256U);
   EXPECT_LE(settings->config.max_pending_handshakes, 4096U);
-  EXPECT_EQ(settings->config.spin.count() > 0, std::thread::hardware_concurrency() >= 16);
-  EXPECT_EQ(LoadSettings(Environment({{"FERRY_SPIN", "0"}}))->config.spin.count(), 0);
-  EXPECT_EQ(LoadSettings(Environment({{"FERRY_MAX_PENDING_HANDSHAKES", "300"}}))
-                ->config.max_pending_handshakes,
+  EXPECT_EQ(SettingsWith({{"FERRY_SPIN", "0"}})->config.spin.count(), 0);
+  EXPECT_EQ(SettingsWith({{"FERRY_MAX_PENDING_HANDSHAKES", "300"}})->config.max_pending_handshakes,
             300U);
-  const auto set = LoadSettings(
-      Environment({{"FERRY_LANES", "7"}, {"FERRY_WORKERS", "3"}, {"FERRY_SLICE_BYTES", "1MiB"}}));
+  const auto set =
+      SettingsWith({{"FERRY_LANES", "7"}, {"FERRY_WORKERS", "3"}, {"FERRY_SLICE_BYTES", "1MiB"}});
   ASSERT_TRUE(set);
   EXPECT_EQ(set->bulk_lanes, 7U);
   EXPECT_EQ(set->workers, 3U);
   EXPECT_EQ(set->piece_bytes, 1U << 20);
-  const auto wrong = LoadSettings(Environment({{"FERRY_LANES", "many"}}));
+  const auto wrong = SettingsWith({{"FERRY_LANES", "many"}});
   ASSERT_FALSE(wrong);
   EXPECT_THAT(wrong.error().message(), HasSubstr("FERRY_LANES"));
+}
+
+TEST(NcclSettings, HaveAsManyWorkersAsMayPollOnManyCores) {
+  struct Sizes {
+    unsigned cores;
+    std::size_t workers;
+    int spinners;
+  };
+  for (const Sizes& sizes : {Sizes{1, 2, 1}, Sizes{4, 2, 1}, Sizes{8, 4, 2}, Sizes{15, 7, 3},
+                             Sizes{16, 12, 12}, Sizes{32, 16, 16}, Sizes{256, 16, 16}}) {
+    const auto settings = LoadSettings(Environment({}), sizes.cores);
+    ASSERT_TRUE(settings);
+    EXPECT_EQ(settings->workers, sizes.workers) << sizes.cores;
+    EXPECT_EQ(settings->spinners, sizes.spinners) << sizes.cores;
+    EXPECT_EQ(settings->config.spin.count() > 0, sizes.cores >= 16) << sizes.cores;
+  }
+  const auto set = LoadSettings(Environment({{"FERRY_WORKERS", "5"}}), 32);
+  EXPECT_EQ(set->spinners, 5);
+}
+
+TEST(NcclSettings, GiveAPeerEightToSixteenSocketsOverAllChannels) {
+  for (int channels = 1; channels <= 8; ++channels) {
+    const auto lanes = BulkLanes(channels, 12);
+    const auto sockets = static_cast<std::size_t>(channels) * (1 + lanes);
+    EXPECT_GE(sockets, 8U) << channels;
+    EXPECT_LE(sockets, 16U) << channels;
+  }
+  EXPECT_EQ(BulkLanes(64, 12), 1U);
+  EXPECT_EQ(BulkLanes(1, 2), 2U);  // no more than workers
+}
+
+// A folder in place of /, removed at the end.
+class FakeRoot {
+ public:
+  FakeRoot() : path_(fmt::format("{}/root_{}", ::testing::TempDir(), ::getpid())) {
+    std::filesystem::remove_all(path_);
+  }
+  ~FakeRoot() { std::filesystem::remove_all(path_); }
+  FakeRoot(const FakeRoot&) = delete;
+  FakeRoot& operator=(const FakeRoot&) = delete;
+
+  const std::string& path() const noexcept { return path_; }
+  void Write(const std::string& file, const std::string& text) const {
+    const std::filesystem::path path = path_ + file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text << std::endl;
+  }
+  // A PCI device below the folders `above` of its root complex.
+  void AddDevice(const std::string& above, const std::string& address, const char* vendor,
+                 const char* kind) const {
+    const std::string folder = "/sys/devices/pci0000:00/" + above + address;
+    Write(folder + "/vendor", vendor);
+    Write(folder + "/class", kind);
+    std::filesystem::create_directories(path_ + "/sys/bus/pci/devices");
+    std::filesystem::create_symlink(path_ + folder, path_ + "/sys/bus/pci/devices/" + address);
+  }
+
+ private:
+  const std::string path_;
+};
+
+TEST(NcclCores, AreThoseOfTheTightestQuotaAboveThisProcess) {
+  const auto cores = [](const std::string& groups,
+                        const std::vector<std::pair<std::string, std::string>>& files) {
+    const FakeRoot root;
+    root.Write("/proc/self/cgroup", groups);
+    for (const auto& [file, text] : files) root.Write("/sys/fs/cgroup" + file, text);
+    return UsableCores(Environment({}), root.path());
+  };
+  const unsigned all = cores("", {});
+  EXPECT_GE(all, 1U);
+  EXPECT_EQ(cores("0::/a/b", {{"/a/b/cpu.max", "max 100000"}}), all);
+  EXPECT_EQ(cores("0::/a/b", {{"/a/b/cpu.max", "max 100000"}, {"/a/cpu.max", "100000 100000"}}),
+            1U);
+  EXPECT_EQ(cores("0::/", {{"/cpu.max", "50000 100000"}}), 1U);  // half a core
+  // The host's path in a container, where only the root exists.
+  EXPECT_EQ(cores("0::/kubepods/pod7", {{"/cpu.max", "100000 100000"}}), 1U);
+  EXPECT_EQ(cores("3:cpuset:/x\n2:cpu,cpuacct:/a",
+                  {{"/cpu/a/cpu.cfs_quota_us", "100000"}, {"/cpu/a/cpu.cfs_period_us", "100000"}}),
+            1U);
+  EXPECT_EQ(cores("2:cpu:/a",
+                  {{"/cpu/a/cpu.cfs_quota_us", "-1"}, {"/cpu/a/cpu.cfs_period_us", "100000"}}),
+            all);
+  for (const char* nonsense : {"", ":", "::", "0::", "0::a", "0::/..", "x:cpu"}) {
+    EXPECT_EQ(cores(nonsense, {{"/cpu.max", "nonsense"}}), all) << nonsense;
+  }
+}
+
+TEST(NcclCores, AreSharedByTheRanksOfTheMachine) {
+  EXPECT_EQ(LocalRanks(Environment({})), 0U);
+  EXPECT_EQ(LocalRanks(Environment({{"LOCAL_WORLD_SIZE", "8"}, {"SLURM_NTASKS_PER_NODE", "1"}})),
+            8U);
+  EXPECT_EQ(LocalRanks(Environment({{"SLURM_NTASKS_PER_NODE", "4"}})), 4U);
+  for (const char* nonsense : {"", "0", "-1", "8x", "many"}) {
+    EXPECT_EQ(LocalRanks(Environment({{"LOCAL_WORLD_SIZE", nonsense}})), 0U) << nonsense;
+  }
+  EXPECT_EQ(UsableCores(Environment({{"LOCAL_WORLD_SIZE", "100000"}})), 1U);
+}
+
+TEST(NcclCores, AreNoMoreThanTheMaskOfTheThreadAllows) {
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(UsableCores(Environment({})), 1U);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+TEST(NcclGpus, AreDirectUnderARootPortAndNotUnderASwitch) {
+  const FakeRoot root;
+  EXPECT_EQ(FindGpus(root.path()).link, GpuLink::kUnknown);
+  root.AddDevice("0000:00:01.0/0000:01:00.0/0000:02:01.0/", "0000:03:00.0", "0x8086", "0x020000");
+  EXPECT_EQ(FindGpus(root.path()).count, 0U);
+  root.AddDevice("", "0000:00:05.0", "0x10de", "0x030200");
+  root.AddDevice("0000:00:02.0/", "0000:04:00.0", "0x10de", "0x030200");
+  // Not a GPU: an NVSwitch.
+  root.AddDevice("0000:00:01.0/0000:01:00.0/0000:02:02.0/", "0000:07:00.0", "0x10de", "0x068000");
+  EXPECT_EQ(FindGpus(root.path()).count, 2U);
+  EXPECT_EQ(FindGpus(root.path()).link, GpuLink::kDirect);
+  root.AddDevice("0000:00:01.0/0000:01:00.0/0000:02:03.0/", "0000:05:00.0", "0x10de", "0x030200");
+  EXPECT_EQ(FindGpus(root.path()).count, 3U);
+  EXPECT_EQ(FindGpus(root.path()).link, GpuLink::kSwitch);
 }
 
 TEST(NcclWire, HandlesSayWhereToConnect) {
@@ -250,9 +470,7 @@ TEST(NcclWire, HandlesOfLaterVersionsSayWhereToConnectAndNothingOfTheRank) {
 
 RankWire RankWith(const std::map<std::string, std::string>& variables) {
   const auto get = Environment(variables);
-  const auto settings = LoadSettings(get);
-  const NcclTuner tuner = FindNcclTuner(get, nullptr);
-  return RankOf(RequestOf(settings->config, get, tuner), tuner, get);
+  return RankOf(RequestWith(variables, FactsOf(23000)), FindNcclTuner(get, nullptr), get);
 }
 
 std::string DifferenceText(const RankWire& own, const RankWire& others) {
@@ -270,6 +488,8 @@ TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
       {"NCCL_MIN_NRINGS", "(which FERRY_NCCL_CHANNELS sets) is 8 here and 3 at 10.0.0.2:77"},
       {"NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NET_CHUNKSIZE is 524288 here and 3 at 10.0.0.2:77"},
       {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES is 1 here and 3 at 10.0.0.2:77"},
+      {"NCCL_NCHANNELS_PER_NET_PEER", "NET_PEER is not set here and 3 at 10.0.0.2:77"},
+      {"NCCL_P2P_PER_CHANNEL_NET_BW", "CHANNEL_NET_BW is 2 here and 3 at 10.0.0.2:77"},
       {"NCCL_TUNER_PLUGIN", "is this plugin's here and named and not found at 10.0.0.2:77"},
   };
   for (const auto& [name, said] : settings) {
@@ -278,6 +498,12 @@ TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
   RankWire older = usual;
   older.build = 0x1234;
   EXPECT_THAT(DifferenceText(usual, older), HasSubstr("and 00001234 at 10.0.0.2:77"));
+  RankWire behind_switch = usual;
+  behind_switch.gpu_link = GpuLink::kSwitch;
+  RankWire direct = usual;
+  direct.gpu_link = GpuLink::kDirect;
+  EXPECT_THAT(DifferenceText(direct, behind_switch),
+              HasSubstr("is direct here and through a PCIe switch at 10.0.0.2:77"));
 }
 
 TEST(NcclTuner, IsTheOneThatTheVariableNamesOrOurs) {
@@ -321,10 +547,7 @@ TEST(NcclTuner, OtherLibrariesAreComparedByTheirFileAndNotByTheirPath) {
 }
 
 TEST(NcclRequest, WarnsOfATunerThatIsNamedAndNotFound) {
-  const auto get = Environment({{"NCCL_TUNER_PLUGIN", "libmissing.so"}});
-  const auto settings = LoadSettings(get);
-  ASSERT_TRUE(settings);
-  EXPECT_THAT(RequestOf(settings->config, get, FindNcclTuner(get, nullptr)).warning,
+  EXPECT_THAT(RequestWith({{"NCCL_TUNER_PLUGIN", "libmissing.so"}}, FactsOf(23000)).warning,
               HasSubstr("NCCL_TUNER_PLUGIN names libmissing.so, which was not found"));
 }
 

@@ -1,7 +1,9 @@
 // Ranks that cannot work together, and those that are turned away before they are connected.
+#include <dlfcn.h>
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bindings/nccl_net/tests/nccl_peer.h"
@@ -74,6 +77,8 @@ testing::AskedPeer PeerWith(const char* name, const std::string& value) {
   // The variables that the plugin has set in this process.
   const ScopedVariable channels("NCCL_MIN_NCHANNELS", "");
   const ScopedVariable chunk("NCCL_P2P_NET_CHUNKSIZE", "");
+  const ScopedVariable peer_channels("NCCL_NCHANNELS_PER_NET_PEER", "");
+  const ScopedVariable channel_speed("NCCL_P2P_PER_CHANNEL_NET_BW", "");
   const ScopedVariable variable(name, value);
   return tests::Must(PeerProcess::Start(testing::kNcclRole));
 }
@@ -135,6 +140,8 @@ class RanksThatDiffer : public ::testing::TestWithParam<Setting> {
   }
 
   tests::Stopwatch since_;
+  // Hosts of older tables in this process may have set it.
+  const ScopedVariable peer_channels_{"NCCL_NCHANNELS_PER_NET_PEER", ""};
   testing::AskedPeer peer_ = PeerWith(GetParam().variable, GetParam().value);
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
 };
@@ -165,6 +172,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{"Devices", "FERRY_NCCL_DEVICES", "5", "FERRY_NCCL_DEVICES", "1", "5"},
                       Setting{"Chunk", "NCCL_P2P_NET_CHUNKSIZE", "131072", "NCCL_P2P_NET_CHUNKSIZE",
                               "524288", "131072"},
+                      Setting{"PeerChannels", "NCCL_NCHANNELS_PER_NET_PEER", "4",
+                              "NCCL_NCHANNELS_PER_NET_PEER", "not set", "4"},
+                      Setting{"ChannelSpeed", "NCCL_P2P_PER_CHANNEL_NET_BW", "14",
+                              "NCCL_P2P_PER_CHANNEL_NET_BW", "2", "14"},
+                      Setting{"NcclBefore228", testing::kNcclVersion, "22707",
+                              "NCCL_NCHANNELS_PER_NET_PEER", "not set", "8"},
                       Setting{"NoTuner", "NCCL_TUNER_PLUGIN", "none", kTunerSetting,
                               "this plugin's", "none"},
                       Setting{"MissingTuner", "NCCL_TUNER_PLUGIN", "libno-such-tuner.so",
@@ -187,6 +200,96 @@ TEST(OtherTuner, IsNoneWhereTheVariableNamesThisPlugin) {
   const ScopedVariable folder("LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER);
   testing::AskedPeer peer = PeerWith("NCCL_TUNER_PLUGIN", FERRY_NCCL_PLUGIN);
   EXPECT_EQ(peer->Ask("variable NCCL_MIN_NCHANNELS"), "8");
+}
+
+TEST(Version, OfNcclChoosesHowChannelsAreAskedFor) {
+  testing::AskedPeer older = PeerWith(testing::kNcclVersion, "22707");
+  EXPECT_EQ(older->Ask("variable NCCL_NCHANNELS_PER_NET_PEER"), "8");
+  EXPECT_EQ(older->Ask("variable NCCL_P2P_PER_CHANNEL_NET_BW"), "");
+  testing::AskedPeer newer = PeerWith(testing::kNcclVersion, "23007");
+  EXPECT_EQ(newer->Ask("variable NCCL_NCHANNELS_PER_NET_PEER"), "");
+  EXPECT_EQ(newer->Ask("variable NCCL_P2P_PER_CHANNEL_NET_BW"), "2");
+  // No GPU of this machine is known to be connected directly.
+  const ScopedVariable ranks("LOCAL_WORLD_SIZE", "2");
+  testing::AskedPeer middle = PeerWith(testing::kNcclVersion, "22809");
+  EXPECT_EQ(middle->Ask("devices"), "1");
+  EXPECT_THAT(middle->Ask("log"), HasSubstr("set NCCL_NCHANNELS_PER_NET_PEER=8"));
+}
+
+// Both ends have what a container with little to give allows.
+class RanksWithLittle : public ::testing::Test {
+ protected:
+  static void Exchange(testing::AskedPeer& peer) {
+    NcclHost host(FERRY_NCCL_PLUGIN, 12);
+    NcclConnect connect(&host, testing::HandleOf(peer->Ask("listen")));
+    peer->Command("accept");
+    void* const send = connect.Connect(RanksDeadline());
+    ASSERT_EQ(FailureOf(peer), "");
+    constexpr std::size_t kBytes = 3 << 20;
+    auto message = PatternOf(kBytes, 0);
+    peer->Command(fmt::format("compare {} 1", kBytes));
+    void* request = nullptr;
+    Require(host->Send(send, {message.data(), message.size(), 1, nullptr}, &request), "isend");
+    EXPECT_EQ(WaitFor(host, request, nullptr, RanksDeadline()), abi::kSuccess);
+    EXPECT_EQ(FailureOf(peer), "");
+    Require(host->CloseSend(send), "closeSend");
+  }
+};
+
+TEST_F(RanksWithLittle, WithAMaskOfOneCoreExchangeMessages) {
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  testing::AskedPeer peer = PeerWith("FERRY_SPIN", "");
+  Exchange(peer);
+  EXPECT_THAT(peer->Ask("log"), HasSubstr("this rank may use 1 cores"));
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+TEST_F(RanksWithLittle, With256DescriptorsExchangeMessagesAndAreWarned) {
+  testing::AskedPeer peer = PeerWith(testing::kDescriptors, "256");
+  Exchange(peer);
+  EXPECT_THAT(peer->Ask("log"), HasSubstr("this process may have only 256 descriptors"));
+}
+
+TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
+  struct Table {
+    const char* name;
+    int (*init)(std::uint8_t, std::uint8_t, std::uint8_t, const char*, abi::Logger);
+    int (*finalize)();
+    const char* (*get)(const char*);
+  };
+  void* const library = ::dlopen(FERRY_NCCL_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr);
+  EXPECT_NE(::dlsym(library, "ncclEnvPlugin_v1"), nullptr);
+  const auto* const table = static_cast<Table*>(::dlsym(library, "ncclEnvPlugin_v2"));
+  ASSERT_NE(table, nullptr);
+  const char* const channels = "NCCL_NCHANNELS_PER_NET_PEER";
+  const auto with = [&](const char* name, const char* value) {
+    const ScopedVariable plugin("NCCL_NET_PLUGIN", "");
+    const ScopedVariable peer_channels(channels, "");
+    const ScopedVariable variable(name, value);
+    EXPECT_EQ(table->init(2, 28, 9, "", nullptr), abi::kSuccess);
+    const auto text = [&](const char* each) {
+      const char* const set = table->get(each);
+      return std::string(set == nullptr ? "" : set);
+    };
+    return std::pair(text("NCCL_NET_PLUGIN"), text(channels));
+  };
+  const std::string own = FERRY_NCCL_PLUGIN;
+  EXPECT_EQ(with("FERRY_NCCL_CHANNELS", ""), std::pair(own, std::string("8")));
+  EXPECT_EQ(with("FERRY_NCCL_CHANNELS", "4"), std::pair(own, std::string("4")));
+  EXPECT_EQ(with("FERRY_NCCL_CHANNELS", "0"), std::pair(own, std::string()));
+  EXPECT_EQ(with("FERRY_NCCL_CHANNELS", "nonsense"), std::pair(own, std::string()));
+  EXPECT_EQ(with("NCCL_MAX_NCHANNELS", "1"), std::pair(own, std::string()));
+  EXPECT_EQ(with(channels, "2"), std::pair(own, std::string("2")));
+  EXPECT_EQ(with("NCCL_NET_PLUGIN", "aws"), std::pair(std::string("aws"), std::string()));
+  EXPECT_EQ(table->finalize(), abi::kSuccess);
 }
 
 TEST(Ranks, OfAnotherBuildAreRefused) {
@@ -249,24 +352,40 @@ TEST(Ranks, WhoseListenCommWasClosedAreNotDialledAgain) {
   EXPECT_THAT(logged, Not(HasSubstr("attempt 2")));
 }
 
-TEST(Ranks, OfALaterVersionAreRefused) {
+// A hello frame of another version: what all versions begin with, and a length of its own.
+template <std::size_t kBytes>
+std::array<std::byte, kBytes> HeadOf(const HelloWire& hello) {
+  std::array<std::byte, kBytes> frame{};
+  std::memcpy(frame.data(), &hello, offsetof(HelloWire, comm));
+  return frame;
+}
+
+class RanksOfVersion : public ::testing::TestWithParam<std::uint16_t> {};
+
+TEST_P(RanksOfVersion, AreRefused) {
+  const std::uint16_t version = GetParam();
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
   testing::Handle handle = listen.handle();
-  handle[4] = std::byte{kWireVersion + 1};
+  handle[4] = static_cast<std::byte>(version);
   EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kInvalidUsage);
   NcclListen again(&host);
   RawSender sender(again.handle());
   HelloWire hello = sender.Hello();
-  hello.version = kWireVersion + 1;
-  // With more behind what all versions begin with.
-  std::array<std::byte, 100> longer{};
-  std::memcpy(longer.data(), &hello, offsetof(HelloWire, comm));
-  sender.Say(longer);
+  hello.version = version;
+  if (version < kWireVersion) {
+    sender.Say(HeadOf<72>(hello));
+  } else {
+    sender.Say(HeadOf<100>(hello));
+  }
   EXPECT_EQ(OutcomeOfAccept(&host, &again), abi::kInvalidUsage);
   EXPECT_THAT(LoggedText(), HasSubstr(fmt::format("is version {} here and another version, {}, at",
-                                                  kWireVersion, kWireVersion + 1)));
+                                                  kWireVersion, version)));
 }
+
+INSTANTIATE_TEST_SUITE_P(Nccl, RanksOfVersion,
+                         ::testing::Values(kFirstAlike, std::uint16_t{kWireVersion + 1}),
+                         ::testing::PrintToStringParamName());
 
 TEST(Ranks, ThatHaveNoKeyCannotMakeAcceptFail) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);

@@ -13,8 +13,8 @@
 namespace ferry::nccl_net {
 namespace {
 
-// Release 0.1.0, as hexadecimal digits. A later version of the protocol adds bytes of its own;
-// these stay, and the part before `rank` and `comm` has to be read as it was (kFirstAlike).
+// Version 5 of the protocol, as hexadecimal digits. A later version adds bytes of its own; these
+// stay, and the part before `rank` and `comm` has to be read as it was (kFirstAlike).
 constexpr std::uint16_t kRecordedVersion = 5;
 constexpr std::string_view kRecordedHandle =
     "6672796e05002f1d09000000000000000102030405060708090a0b0c0d0e0f100104000000000000"
@@ -24,6 +24,18 @@ constexpr std::string_view kRecordedHandle =
 constexpr std::string_view kRecordedHello =
     "010005000200040009000000000000000102030405060708090a0b0c0d0e0f102122232425262728"
     "292a2b2c2d2e2f30000001000000000044332211000008000508100120080000";
+
+// Version 6, with the rank's last bytes before the addresses.
+constexpr std::uint16_t kNewestRecordedVersion = 6;
+constexpr std::string_view kNewestHandle =
+    "6672796e06002f1d09000000000000000102030405060708090a0b0c0d0e0f100104000000080201"
+    "0a000001000000000000000000000000000000000000000000000000000000000000000000000000"
+    "00000000000000000000000000000000000000000000000044332211000008000508100120080000"
+    "0000000000000000";
+constexpr std::string_view kNewestHello =
+    "010006000200040009000000000000000102030405060708090a0b0c0d0e0f102122232425262728"
+    "292a2b2c2d2e2f3000000100000000004433221100000800050810012008000008020100"
+    "00000000";
 
 std::vector<std::byte> BytesOfRecord(std::string_view digits) {
   std::vector<std::byte> bytes;
@@ -48,7 +60,10 @@ RankWire RecordedRank() {
           .max_channels = 16,
           .min_ctas = 1,
           .max_ctas = 32,
-          .tuned_channels = 8};
+          .tuned_channels = 8,
+          .peer_channels = 8,
+          .channel_gbps = 2,
+          .gpu_link = GpuLink::kDirect};
 }
 
 TEST(NcclRecorded, HandlesOfARecordedReleaseSayWhereToConnect) {
@@ -74,12 +89,13 @@ TEST(NcclRecorded, HellosOfARecordedReleaseTellTheirVersion) {
 
 // A layout that differs under the same number would be read wrongly by the other rank.
 TEST(NcclRecorded, TheSameVersionHasTheSameBytes) {
-  if (kRecordedVersion != kWireVersion) GTEST_SKIP() << "this build has another version";
+  if (kNewestRecordedVersion != kWireVersion) GTEST_SKIP() << "this build has another version";
   ListenAddress address{.listen = 9, .key = RecordedKey(), .at = {{"10.0.0.1", 7471}}};
   address.rank = RecordedRank();
   std::vector<std::byte> handle(sizeof(HandleWire));
   ASSERT_TRUE(WriteHandle(address, handle.data()));
-  EXPECT_EQ(handle, BytesOfRecord(kRecordedHandle));
+  EXPECT_EQ(handle, BytesOfRecord(kNewestHandle));
+  EXPECT_EQ(ReadHandle(handle.data())->rank.gpu_link, GpuLink::kDirect);
 
   HelloWire hello;
   hello.lane = 2;
@@ -93,7 +109,7 @@ TEST(NcclRecorded, TheSameVersionHasTheSameBytes) {
   hello.rank = RecordedRank();
   std::vector<std::byte> bytes(sizeof hello);
   std::memcpy(bytes.data(), &hello, sizeof hello);
-  EXPECT_EQ(bytes, BytesOfRecord(kRecordedHello));
+  EXPECT_EQ(bytes, BytesOfRecord(kNewestHello));
 }
 
 }  // namespace

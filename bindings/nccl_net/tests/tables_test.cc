@@ -472,10 +472,30 @@ TEST(Tables, FillEveryPropertyOfTheNewestVersion) {
   EXPECT_EQ(properties.max_multi_request_size, 1);
   EXPECT_EQ(properties.rail, -1);
   EXPECT_EQ(properties.plane, -1);
+  EXPECT_EQ(properties.latency, 10);  // microseconds
   EXPECT_EQ(table->reg_mr_dma_buf, nullptr);
   EXPECT_EQ(table->make_virtual_device, nullptr);
   EXPECT_EQ(table->get_device_mr, nullptr);
   EXPECT_EQ(table->irecv_consumed, nullptr);
+}
+
+TEST(NullTransport, CompletesAMessageThatBothSidesHavePostedAndMovesNothing) {
+  NcclHost host(FERRY_NCCL_NULL, 10);
+  CommPair pair(&host, &host);
+  Bytes from = PatternOf(1000, 1);
+  Bytes into(2000, std::byte{0xE5});
+  void* send = nullptr;
+  void* receive = nullptr;
+  Require(host->Send(pair.send, {from.data(), from.size(), 1, nullptr}, &send), "isend");
+  int done = 1;
+  Require(host->Test(send, &done, nullptr), "test");
+  EXPECT_EQ(done, 0);
+  Require(host->Receive(pair.recv, {into.data(), into.size(), 1, nullptr}, &receive), "irecv");
+  int received = 0;
+  EXPECT_EQ(WaitFor(host, receive, &received, Soon()), abi::kSuccess);
+  EXPECT_EQ(WaitFor(host, send, nullptr, Soon()), abi::kSuccess);
+  EXPECT_EQ(received, 1000);
+  EXPECT_EQ(into, Bytes(2000, std::byte{0xE5}));
 }
 
 TEST(Tables, OverwriteTheHintThatNcclLeavesInARequest) {

@@ -1,0 +1,90 @@
+// Reads the affinity mask, the cgroup's CPU quota and the launcher's variables.
+#include "bindings/nccl_net/cores.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <system_error>
+
+namespace ferry::nccl_net {
+namespace {
+
+constexpr double kNoQuota = std::numeric_limits<double>::infinity();
+
+// In cores. cgroup version 2: "150000 100000" (microseconds of each period), or "max 100000";
+// version 1 has the two numbers in two files, and a negative quota for none.
+double QuotaIn(const std::string& folder, bool unified) {
+  std::ifstream quota_file(folder + (unified ? "/cpu.max" : "/cpu.cfs_quota_us"));
+  std::ifstream period_file(folder + "/cpu.cfs_period_us");
+  double quota = 0;
+  double period = 0;
+  const bool known = quota_file >> quota && (unified ? quota_file : period_file) >> period;
+  return known && quota > 0 && period > 0 ? quota / period : kNoQuota;
+}
+
+// The tightest quota of this process's cgroup and those above it.
+double TightestQuota(const std::string& root) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  double tightest = kNoQuota;
+  for (std::string line; std::getline(groups, line);) {
+    // "0::/path" in version 2, "4:cpu,cpuacct:/path" in version 1.
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool unified = controllers == ",,";
+    if (!unified && controllers.find(",cpu,") == std::string::npos) continue;
+    const std::string mount = root + (unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
+    // In a container the path may be the host's, of which only the root exists here.
+    std::string path = line.substr(second + 1);
+    if (path == "/") path.clear();
+    while (true) {
+      tightest = std::min(tightest, QuotaIn(mount + path, unified));
+      if (path.empty()) break;
+      path.resize(std::min(path.rfind('/'), path.size() - 1));
+    }
+  }
+  return tightest;
+}
+
+unsigned CoresOfMachine() {
+  return static_cast<unsigned>(std::max(::sysconf(_SC_NPROCESSORS_CONF), 1L));
+}
+
+unsigned CoresOfMask() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  // It fails on machines with more cores than the set can hold.
+  if (::sched_getaffinity(0, sizeof mask, &mask) != 0) return CoresOfMachine();
+  return static_cast<unsigned>(std::max(CPU_COUNT(&mask), 1));
+}
+
+}  // namespace
+
+unsigned LocalRanks(const Config::Getter& get) {
+  constexpr std::array kVariables = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                     "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"};
+  for (const char* name : kVariables) {
+    const char* const text = get(name);
+    if (text == nullptr) continue;
+    const char* const end = text + std::strlen(text);
+    unsigned ranks = 0;
+    const auto [rest, error] = std::from_chars(text, end, ranks);
+    if (error == std::errc() && rest == end && ranks > 0) return ranks;
+  }
+  return 0;
+}
+
+unsigned UsableCores(const Config::Getter& get, const std::string& root) {
+  const double all = std::min<double>(CoresOfMachine(), TightestQuota(root));
+  const double share = all / std::max(LocalRanks(get), 1U);
+  return std::clamp(static_cast<unsigned>(share), 1U, CoresOfMask());
+}
+
+}  // namespace ferry::nccl_net

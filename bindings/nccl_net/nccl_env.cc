@@ -1,0 +1,98 @@
+// The environment plugin that NCCL finds in this library.
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "bindings/nccl_net/report.h"
+#include "ferry/core/config.h"
+#include "ferry/net/plugin/abi.h"
+
+// NCCL 2.28 and later load the library named by NCCL_ENV_PLUGIN before they read any other
+// variable. With NCCL_ENV_PLUGIN in place of NCCL_NET_PLUGIN, this library names itself as the
+// network, and asks for channels of send and receive by the variable that NCCL 2.28 reads before it
+// loads a network (nccl_request.h).
+namespace ferry::nccl_net {
+namespace {
+
+namespace abi = net::plugin::abi;
+
+constexpr const char* kPluginVariable = "NCCL_NET_PLUGIN";
+
+bool IsSet(const char* name) {
+  const char* const text = std::getenv(name);
+  return text != nullptr && *text != '\0';
+}
+
+int SetVariables() noexcept {
+  try {
+    Dl_info info{};
+    // dladdr(3) takes the address of a function as a data pointer.
+    const bool known = ::dladdr(reinterpret_cast<const void*>(&SetVariables), &info) != 0;
+    if (!known || IsSet(kPluginVariable) || IsSet("NCCL_NET")) return abi::kSuccess;
+    (void)::setenv(kPluginVariable, info.dli_fname, /*overwrite=*/1);
+    const auto config = Config::FromEnvironment([](const char* name) { return std::getenv(name); });
+    // The network's init reports settings that cannot be used.
+    if (!config || config->nccl_channels == 0) return abi::kSuccess;
+    constexpr std::array kChosen = {"NCCL_NCHANNELS_PER_NET_PEER", "NCCL_MAX_NCHANNELS",
+                                    "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS", "FERRY_NCCL_DEVICES"};
+    for (const char* name : kChosen) {
+      if (IsSet(name)) return abi::kSuccess;
+    }
+    (void)::setenv(kChosen[0], std::to_string(config->nccl_channels).c_str(), /*overwrite=*/1);
+  } catch (const std::exception& error) {
+    Warn(error.what());
+  }
+  return abi::kSuccess;
+}
+
+int InitEnvV1(std::uint8_t /*major*/, std::uint8_t /*minor*/, std::uint8_t /*patch*/,
+              const char* /*suffix*/) {
+  return SetVariables();
+}
+int InitEnvV2(std::uint8_t /*major*/, std::uint8_t /*minor*/, std::uint8_t /*patch*/,
+              const char* /*suffix*/, abi::Logger logger) {
+  SetLogger(logger);
+  return SetVariables();
+}
+
+int FinalizeEnv() { return abi::kSuccess; }
+const char* GetEnv(const char* name) { return std::getenv(name); }
+
+// ncclEnv_v1_t and ncclEnv_v2_t (src/include/plugin/env of NCCL), which differ in `init`.
+template <class Init>
+struct EnvTable {
+  const char* name;
+  Init* init;
+  int (*finalize)();
+  const char* (*get_env)(const char* name);
+};
+
+constexpr const char* kEnvName = "Ferry";
+
+}  // namespace
+}  // namespace ferry::nccl_net
+
+extern "C" {
+// NOLINTBEGIN(readability-identifier-naming): NCCL's names
+__attribute__((visibility("default")))
+ferry::nccl_net::EnvTable<decltype(ferry::nccl_net::InitEnvV1)>
+    ncclEnvPlugin_v1 = {
+        .name = ferry::nccl_net::kEnvName,
+        .init = ferry::nccl_net::InitEnvV1,
+        .finalize = ferry::nccl_net::FinalizeEnv,
+        .get_env = ferry::nccl_net::GetEnv,
+};
+__attribute__((visibility("default")))
+ferry::nccl_net::EnvTable<decltype(ferry::nccl_net::InitEnvV2)>
+    ncclEnvPlugin_v2 = {
+        .name = ferry::nccl_net::kEnvName,
+        .init = ferry::nccl_net::InitEnvV2,
+        .finalize = ferry::nccl_net::FinalizeEnv,
+        .get_env = ferry::nccl_net::GetEnv,
+};
+// NOLINTEND(readability-identifier-naming)
+}
