@@ -15,6 +15,8 @@ add_custom_target(ferry_note_commit
   BYPRODUCTS "${ferry_commit_source}"
   COMMENT "" VERBATIM)
 add_library(ferry_build_commit OBJECT "${ferry_commit_source}")
+# Made by each build, so ninja has to see it as an input of its own.
+set_target_properties(ferry_build_commit PROPERTIES UNITY_BUILD OFF)
 add_dependencies(ferry_build_commit ferry_note_commit)
 target_include_directories(ferry_build_commit PUBLIC "${PROJECT_SOURCE_DIR}")
 target_compile_features(ferry_build_commit PUBLIC cxx_std_20)
