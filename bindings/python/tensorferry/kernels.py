@@ -70,7 +70,7 @@ def _concerns_autograd(arguments, named):
 
 def _refuse_wrong_types(name, arguments, named):
     """Raises InvalidArgument where one has not the type that the op's schema has for it."""
-    declared = getattr(torch.ops.tensorferry, name).default._schema.arguments
+    declared = torch._C._get_schema(f"tensorferry::{name}", "").arguments
     values = dict(zip((each.name for each in declared), arguments)) | named
     for each in declared:
         value, kind = values.get(each.name, each.default_value), str(each.type)
