@@ -3,6 +3,7 @@
 #include "bindings/python/memory.h"
 
 #include <fmt/core.h>
+#include <nanobind/stl/string.h>
 
 #include <cstdint>
 
@@ -60,20 +61,11 @@ bool Memory::TakeTorch(const char* argument) {
   for (const char* name : {"data_ptr", "element_size", "numel", "is_contiguous", "device"}) {
     if (!nb::hasattr(object_, name)) return false;
   }
+  const nb::object refusal = nb::module_::import_("tensorferry._tensors").attr("refusal");
+  if (const auto why = nb::cast<std::string>(refusal(object_)); !why.empty()) {
+    Refuse(argument, why);
+  }
   const auto kind = nb::cast<std::string>(object_.attr("device").attr("type"));
-  if (kind != "cpu" && kind != "cuda") {
-    Refuse(argument, fmt::format("a tensor on the device '{}' cannot be moved; move it to 'cpu' or "
-                                 "'cuda' first",
-                                 kind));
-  }
-  if (!nb::cast<bool>(object_.attr("is_contiguous")())) {
-    Refuse(argument, "the tensor's elements do not follow each other; give .contiguous() of it");
-  }
-  if (nb::cast<bool>(object_.attr("is_conj")()) || nb::cast<bool>(object_.attr("is_neg")())) {
-    Refuse(argument,
-           "the tensor is a conjugate or negative view, whose bytes are not its values; "
-           "give .resolve_conj() or .resolve_neg() of it");
-  }
   // A tensor of its own of the same storage, which stays when `object.data` is assigned.
   storage_ = object_.attr("detach")();
   const auto bytes = nb::cast<std::size_t>(storage_.attr("numel")()) *

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -13,6 +14,7 @@
 #include "bindings/python/facts.h"
 #include "bindings/python/transfer.h"
 #include "bindings/python/waiting.h"
+#include "ferry/cuda/address.h"
 
 namespace ferry::python {
 namespace {
@@ -127,6 +129,16 @@ void BindRegion(nb::module_& module) {
       .def("withdraw", &Region::Withdraw, nb::arg("peer"))
       .def("deregister", &Region::Deregister, nb::arg("timeout") = nb::none(),
            "Nobody may begin to use it; returns when nobody does.");
+
+  module.def(
+      "_place_of",
+      [](nb::handle object, bool written, const std::string& name) {
+        const Memory memory(object, written ? Memory::Access::kWrite : Memory::Access::kRead,
+                            name.c_str());
+        return std::pair(cuda::AddressOf(memory.bytes().data()), memory.bytes().size());
+      },
+      nb::arg("object"), nb::arg("written"), nb::arg("name"),
+      "(address, bytes) of what register() takes; its errors, with this name.");
 
   nb::class_<transfer::RemoteRegion>(module, "RemoteRegion", "A peer's region, by its key.")
       .def_prop_ro("nbytes", [](const transfer::RemoteRegion& self) { return self.length; })

@@ -19,6 +19,14 @@ Status CheckScaleVector(const Argument& scale, std::int64_t count, const char* w
 
 }  // namespace
 
+std::int64_t RowsOf(const Tensor& tensor) noexcept {
+  std::int64_t rows = 1;
+  for (std::size_t d = 0; d + 1 < static_cast<std::size_t>(tensor.rank); ++d) {
+    rows *= tensor.shape[d];
+  }
+  return rows;
+}
+
 Result<QuantScale> CheckQuantScale(const QuantArguments& arguments, const Argument& out) {
   const Argument& scale = arguments.scale;
   const Argument& bound = arguments.scale_ub;

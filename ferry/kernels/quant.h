@@ -33,6 +33,8 @@ struct QuantArguments {
   QuantMode mode;
   std::int64_t rows;
 };
+// Rows of the last size; a tensor of one size is one row.
+std::int64_t RowsOf(const Tensor& tensor) noexcept;
 // Errors: kInvalidArgument for other shapes and types, and where an output overlaps something read.
 Result<QuantScale> CheckQuantScale(const QuantArguments& arguments, const Argument& out);
 

@@ -6,14 +6,22 @@ import secrets
 import time
 from typing import NamedTuple
 
-from tensorferry import _relay, errors
-from tensorferry._collective import Weights, _bytes
+from tensorferry import _messages, _relay, errors
+from tensorferry._collective import Weights
 
 _WINDOW = 4  # slices in flight on a link
 _RATE_SECONDS = 1.0  # that a rate is measured over
 _SLOW = 0.65  # of the best rate; below it a receiver that holds up others goes to the end
 _SILENT_SECONDS = 1.0  # after which a receiver does not stay in front of others
 _MAX_FAILED_LINKS = 2
+
+_OFFER = {"address": _messages.hexadecimal, "tensors": _relay.TENSORS}
+# What a receiver reports, by the field that tells which report it is.
+_REPORTS = {
+    "have": {"have": _messages.number},
+    "complete": {"complete": _messages.number, "at": _messages.seconds},
+    "failed": {"failed": _messages.text, "epoch": _messages.number},
+}
 
 
 class Outcome(NamedTuple):
@@ -71,6 +79,8 @@ class Broadcaster:
     def __init__(
         self, weights, *, slice_bytes=4 << 20, timeout=10.0, join_timeout=60.0, progress=None
     ):
+        if slice_bytes < 1:
+            raise errors.InvalidArgument(f"Broadcaster: slice_bytes is {slice_bytes}; give 1 or more")
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         self._slice_bytes, self._timeout = slice_bytes, timeout
         self._join_timeout, self._progress = join_timeout, progress
@@ -82,16 +92,20 @@ class Broadcaster:
         receivers: connections, all of one endpoint; at the other end of each
         BroadcastReceiver.receive() runs, or begins within `join_timeout`. Receivers that die, freeze,
         or whose tensors do not fit are left out. Where this raises (Timeout after `timeout` seconds,
-        InvalidArgument without receivers, PeerLost where none is left) connections are closed and
-        no receiver has the version, unless it failed during the commit.
+        PeerLost where none is left) connections are closed and no receiver has the version, unless it
+        failed during the commit. It raises InvalidArgument before anything is sent, and receivers wait
+        on, without receivers, for a tensor that cannot be sent, and in a thread whose event loop runs.
         """
-        return asyncio.run(self.broadcast_async(receivers, version, timeout))
+        return _relay.run(
+            self.broadcast_async, receivers, version, timeout, instead="Broadcaster.broadcast_async()"
+        )
 
     async def broadcast_async(self, receivers, version, timeout=300.0):
         """broadcast() to be awaited."""
         receivers = list(receivers)
         if not receivers or len({peer.endpoint.id for peer in receivers}) > 1:
             raise errors.InvalidArgument("broadcast: give connections of one endpoint, at least one")
+        self._weights.prepare(receivers[0].endpoint, "")
         run = _Run(self, receivers, version)
         try:
             return await _relay.within(
@@ -119,11 +133,7 @@ class _Run:
         self._owner, self._version = owner, version
         self._nodes = {peer.peer: _Node(peer) for peer in receivers}  # that are not left out
         self._left_out = {}
-        tensors = owner._weights.tensors
-        self._entries = {
-            name: [list(x.shape), _relay.dtype_of(x), _bytes(name, x).nbytes]
-            for name, x in tensors.items()
-        }
+        self._entries = _relay.entries_of(owner._weights.tensors)
         sizes = [(name, entry[2]) for name, entry in self._entries.items()]
         slices = _relay.Slices(sizes, owner._slice_bytes)
         self._store = _relay.Store(owner._weights, slices, receivers[0].endpoint, complete=True)
@@ -188,8 +198,12 @@ class _Run:
         try:
             timeout = self._owner._join_timeout
             said = await _relay.hear(node.peer, _relay.FROM_RECEIVER, timeout)
-            node.address = said.get("address", "")
-            problem = said.get("error") or _difference(self._entries, said.get("tensors"))
+            if "error" in said:
+                problem = said["error"] or "the peer cannot receive"
+            else:
+                _messages.require(said, _OFFER, "a receiver's offer")
+                node.address = said["address"]
+                problem = _relay.difference(self._entries, said["tensors"])
             if problem:
                 await self._leave_out(node, errors.InvalidArgument(f"broadcast: {problem}"), True)
         except errors.Error as error:
@@ -243,20 +257,22 @@ class _Run:
             elif node is self:
                 self._link_failed(*said)
             elif node.id in self._nodes:
-                try:
-                    await self._take(node, said)
-                except (KeyError, TypeError):
-                    await self._leave_out(node, errors.Corrupt("a report is not of the protocol"))
+                await self._take(node, said)
                 await self._look()
         self._check_left()
 
     async def _take(self, node, said):
-        if isinstance(said, errors.Error):
-            await self._leave_out(node, said)
+        try:
+            if isinstance(said, errors.Error):
+                raise said
+            for form in (_REPORTS[field] for field in _REPORTS if field in said):
+                _messages.require(said, form, "a receiver's report")
+        except errors.Error as error:
+            await self._leave_out(node, error)
             return
         node.heard = time.monotonic()
         if "have" in said:
-            node.report(int(said["have"]))
+            node.report(said["have"])
         elif "complete" in said:
             node.report(len(self._store.slices))
             node.digest = said["complete"]
@@ -412,16 +428,3 @@ def connect_group(endpoint, group=None, trainer=0, timeout=60.0):
         return endpoint.connect(bytes.fromhex(places[trainer][1]), timeout)
     peers = {peer.peer: peer for peer in (endpoint.accept(timeout) for _ in range(size - 1))}
     return [peers[identity] for identity, _ in places if identity != endpoint.id]
-
-
-def _difference(entries, theirs):
-    """Why a receiver's tensors cannot take these; "" where they can. Types may differ."""
-    if not isinstance(theirs, dict):
-        return "the peer has sent no list of tensors"
-    for name, entry in theirs.items():
-        if name not in entries:
-            return f"the peer has '{name}', which is not broadcast"
-        if entry[0] != entries[name][0]:
-            return f"'{name}' is {entries[name][0]} here, and {entry[0]} at the peer"
-    missing = sorted(set(entries) - set(theirs))
-    return f"the peer does not have '{missing[0]}'" if missing else ""

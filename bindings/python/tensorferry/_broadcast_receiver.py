@@ -3,8 +3,18 @@
 import asyncio
 import time
 
-from tensorferry import _relay, errors
-from tensorferry._collective import Weights, _bytes
+from tensorferry import _messages, _relay, _tensors, errors
+from tensorferry._collective import Weights
+
+_BEGIN = {
+    "round": _messages.number,
+    "version": _messages.anything,
+    "slice_bytes": _messages.positive,
+    "window": _messages.positive,
+    "timeout": _messages.seconds,
+    "tensors": _relay.TENSORS,
+}
+_PLAN = {"child": _messages.text, "address": _messages.hexadecimal, "epoch": _messages.number}
 
 
 class BroadcastReceiver:
@@ -31,11 +41,13 @@ class BroadcastReceiver:
 
         Raises InvalidArgument where they do not fit the trainer's. Any other error closes the
         connection to the trainer, and the tensors have the version they had (with in_place: none).
+        Where an event loop runs, await receive_async().
         """
-        return asyncio.run(self.receive_async(timeout))
+        return _relay.run(self.receive_async, timeout, instead="BroadcastReceiver.receive_async()")
 
     async def receive_async(self, timeout=300.0):
         """receive() to be awaited."""
+        begin = None
         try:
             begin = await self._exchange_offers(timeout)
             return await _relay.within(
@@ -43,10 +55,9 @@ class BroadcastReceiver:
                 _ReceiverRun(self, begin).run(),
                 lambda: errors.Timeout(f"receive: not done after {timeout} s"),
             )
-        except errors.InvalidArgument:
-            raise
-        except BaseException:
-            await _relay.close(self._trainer)
+        except BaseException as error:
+            if begin is not None or not isinstance(error, errors.InvalidArgument):
+                await _relay.close(self._trainer)
             raise
 
     def close(self):
@@ -63,16 +74,20 @@ class BroadcastReceiver:
     async def _exchange_offers(self, timeout):
         offer = {"address": self._endpoint.address.hex()}
         try:
-            offer["tensors"] = {
-                name: [list(x.shape), _relay.dtype_of(x), _bytes(name, x).nbytes]
-                for name, x in self.tensors.items()
-            }
+            for name, x in self.tensors.items():
+                _tensors.check(name, x, written=True, strided=not self._in_place)
+            if self._weights is not None:
+                self._weights.check("w", self._endpoint)
+            offer["tensors"] = _relay.entries_of(self.tensors)
         except errors.InvalidArgument as error:
             offer["error"] = f"the peer cannot receive: {error}"
         await _relay.say(self._trainer, offer, _relay.FROM_RECEIVER, timeout)
         said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout)
         if "error" in said:
             raise errors.InvalidArgument(f"receive: {said['error']}")
+        _messages.require(said, {"begin": _BEGIN}, "what the trainer begins with")
+        if problem := _relay.difference(said["begin"]["tensors"], offer["tensors"]):
+            raise errors.Corrupt(f"receive: the trainer begins with other tensors: {problem}")
         return said["begin"]
 
     def _prepare(self, entries):
@@ -80,11 +95,16 @@ class BroadcastReceiver:
         if self._signature == entries:
             return
         self.close()
+        self._weights = self._signature = None
         arriving = {}
         for name, (shape, dtype, nbytes) in entries.items():
             x = self.tensors[name]
             direct = self._in_place and _relay.dtype_of(x) == dtype
             arriving[name] = x if direct or nbytes == 0 else _empty_like(name, x, shape, dtype)
+            if not direct:
+                _try_cast(name, x, arriving[name])
+            if arriving[name].nbytes != nbytes:
+                raise errors.Corrupt(f"receive: '{name}' of {shape} {dtype} cannot have {nbytes} bytes")
         self._weights, self._signature = Weights(arriving), entries
 
     def _commit(self):
@@ -94,17 +114,17 @@ class BroadcastReceiver:
             if arrived is x:
                 continue
             if hasattr(x, "detach"):
-                x.detach().copy_(arrived)
-                if x.is_cuda:
-                    devices.add(x.device)
+                devices.add(x.device)
+                _copy(x, arrived)
             else:
                 import numpy
 
                 numpy.copyto(x, arrived, casting="unsafe")
         for device in devices:
-            import torch
+            if device.type == "cuda":
+                import torch
 
-            torch.cuda.synchronize(device)
+                torch.cuda.synchronize(device)
 
 
 class _ReceiverRun:
@@ -113,6 +133,7 @@ class _ReceiverRun:
     def __init__(self, owner, begin):
         self._owner, self._version = owner, begin["version"]
         owner._prepare(begin["tensors"])
+        owner._weights.prepare(owner._endpoint, "w")
         sizes = [(name, entry[2]) for name, entry in begin["tensors"].items()]
         slices = _relay.Slices(sizes, begin["slice_bytes"])
         self._store = _relay.Store(owner._weights, slices, owner._endpoint, complete=False)
@@ -162,10 +183,11 @@ class _ReceiverRun:
             said = await _relay.hear(trainer, _relay.FROM_TRAINER, timeout)
             if "commit" in said:
                 return
-            if "plan" in said:
+            if plan := said.get("plan"):
                 await self._end_feed()
-                if said["plan"]["child"] is not None:
-                    self._feed = self._tasks.start(self._feed_child(said["plan"]))
+                if not isinstance(plan, dict) or plan.get("child") is not None:
+                    _messages.require(plan, _PLAN, "the trainer's plan")
+                    self._feed = self._tasks.start(self._feed_child(plan))
 
     async def _feed_child(self, plan):
         try:
@@ -193,12 +215,40 @@ class _ReceiverRun:
         self._outbox.put_nowait({"complete": await digest, "at": seconds})
 
 
+def _copy(x, arrived):
+    import torch
+
+    # Tensors that were made in it can be written only there, and a thread of ours commits.
+    with torch.inference_mode():
+        x.detach().copy_(arrived)
+
+
+def _try_cast(name, x, arriving):
+    """Refuses now what the commit cannot do, which would leave tensors of two versions."""
+    try:
+        if hasattr(x, "detach"):
+            x.new_empty(1).copy_(arriving.new_zeros(1))
+        else:
+            import numpy
+
+            numpy.copyto(numpy.empty(1, x.dtype), numpy.zeros(1, arriving.dtype), casting="unsafe")
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise errors.InvalidArgument(
+            f"'{name}' is {arriving.dtype} at the trainer, which cannot be cast to {x.dtype}: {error}"
+        ) from None
+
+
 def _empty_like(name, x, shape, dtype):
     """Memory of the sender's type where x has its own."""
     if hasattr(x, "detach"):
         import torch
 
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=x.device)
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise errors.InvalidArgument(
+                f"'{name}' is {dtype} at the trainer, which this torch does not have; send another type"
+            )
+        return torch.empty(shape, dtype=found, device=x.device)
     import numpy
 
     try:

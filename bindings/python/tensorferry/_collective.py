@@ -1,14 +1,15 @@
 """Transfers of many tensors at once, made of regions, writes and messages."""
 
-import json
+from tensorferry import _messages, _tensors, errors
 
-from tensorferry import errors
-
-# Tags of the messages by which weights are agreed on: "weights", and which. Before each goes one of
-# its size, of a tag greater by _SIZE.
+# Tags of the messages by which weights are agreed on: "weights", and which.
 _MANIFEST, _ANSWER = (int.from_bytes(b"weights" + bytes([i]), "big") for i in (1, 2))
-_SIZE = 16
-_MOST_BYTES = 64 << 20
+_ENTRY = {
+    "shape": _messages.shape,
+    "dtype": _messages.text,
+    "nbytes": _messages.number,
+    "key": _messages.hexadecimal,
+}
 
 
 def send_kv(
@@ -37,32 +38,58 @@ class Weights:
     """Tensors by name that are pushed, or received, again and again: registered once.
 
     Goes in the place of the dict. Values may change between calls, but the tensors must stay where
-    they are: they are kept until close(), or the end of a with statement. One call at a time.
+    they are: they are kept until close(), or the end of a with statement. A call raises where one has
+    moved (by an assigned .data, or a resized storage); after close() the next one registers them anew.
+    One call at a time.
     """
 
     def __init__(self, state_dict):
         self.tensors = dict(state_dict)
-        self._regions = {}
+        self._regions = {}  # and the tensors' places, by (endpoint, name, rights)
+
+    def prepare(self, endpoint, rights):
+        """Checks all tensors, then registers those that are not; if it raises, none is registered."""
+        try:
+            self.check(rights, endpoint)
+            for name, x in self.tensors.items():
+                if x.nbytes > 0:
+                    self.region(endpoint, name, rights)
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self, rights, endpoint):
+        """Raises InvalidArgument unless all tensors can be moved, and are where they were."""
+        for name, x in self.tensors.items():
+            place = _tensors.check(name, x, written=bool(rights))
+            _, before = self._regions.get((endpoint.id, name, rights), (None, place))
+            if place != before:
+                raise errors.InvalidArgument(
+                    f"'{name}' is at {place[0]:#x} with {place[1]} bytes, and was registered at "
+                    f"{before[0]:#x} with {before[1]}: its .data was assigned, or its storage resized; "
+                    "copy_() new values into it, or close() what keeps it registered"
+                )
 
     def region(self, endpoint, name, rights):
         """The region of a tensor that is not empty, at one of this process's endpoints."""
-        place = (endpoint.id, name, rights)
-        if place not in self._regions:
-            self._regions[place] = endpoint.register(_bytes(name, self.tensors[name]), rights)
-        return self._regions[place]
+        key, x = (endpoint.id, name, rights), self.tensors[name]
+        if key not in self._regions:
+            place = _tensors.check(name, x, written=bool(rights))
+            self._regions[key] = endpoint.register(x, rights), place
+        return self._regions[key][0]
 
     def withdraw(self, peer):
         """Refuses what the peer begins from now on."""
-        for (endpoint, _, rights), region in self._regions.items():
+        for (endpoint, _, rights), (region, _) in self._regions.items():
             if endpoint == peer.endpoint.id and rights:
                 region.withdraw(peer.peer)
 
     def close(self):
         """Nobody uses the tensors any more when it returns."""
         while self._regions:
-            place, region = next(iter(self._regions.items()))
+            key, (region, _) = next(iter(self._regions.items()))
             region.deregister()
-            del self._regions[place]
+            del self._regions[key]
 
     def __enter__(self):
         return self
@@ -76,7 +103,8 @@ def push_weights(weights, peers, timeout=300.0):
 
     weights: a dict, as of state_dict(), or Weights, which are registered once. peers: connections;
     at the other end of each receive_weights() must be called, with tensors of the same names, sizes
-    and types. All peers are written at once. Returns bytes written.
+    and types. All peers are written at once, and none where a tensor cannot be sent. Returns bytes
+    written.
     """
     if not isinstance(weights, Weights):
         with Weights(weights) as once:
@@ -85,6 +113,8 @@ def push_weights(weights, peers, timeout=300.0):
     try:
         for peer in peers:
             offers.append(_Offer(peer, timeout))
+        for endpoint in {offer.peer.endpoint.id: offer.peer.endpoint for offer in offers}.values():
+            weights.prepare(endpoint, "")
         for offer in offers:
             problem = _difference(weights.tensors, offer.manifest)
             if problem:
@@ -145,10 +175,11 @@ def _receive(weights, peer, timeout):
 
 
 def _offer(weights, peer):
+    weights.prepare(peer.endpoint, "w")
     manifest = {}
     devices = set()
     for name, x in weights.tensors.items():
-        entry = {"shape": list(x.shape), "dtype": str(x.dtype), "nbytes": x.nbytes, "key": ""}
+        entry = {"shape": list(x.shape), "dtype": _tensors.dtype_of(x), "nbytes": x.nbytes, "key": ""}
         if x.nbytes > 0:
             entry["key"] = weights.region(peer.endpoint, name, "w").key_for(peer.peer, "w").hex()
         if getattr(x, "is_cuda", False):
@@ -169,12 +200,8 @@ class _Offer:
         said = _hear(peer, _MANIFEST, timeout)
         if "error" in said:
             raise errors.InvalidArgument(f"push_weights: {said['error']}")
-        self.manifest = said.get("tensors")
-        if not isinstance(self.manifest, dict) or not all(
-            isinstance(entry, dict) and {"shape", "dtype", "nbytes", "key"} <= set(entry)
-            for entry in self.manifest.values()
-        ):
-            raise errors.Corrupt(f"push_weights: {peer.info()['peer']} has sent no list of tensors")
+        _messages.require(said, {"tensors": {...: _ENTRY}}, f"push_weights: what {peer.info()['peer']} has")
+        self.manifest = said["tensors"]
 
     def answer(self, said):
         """Returns what went wrong, if it did: the others are to be told as well."""
@@ -189,38 +216,17 @@ class _Offer:
 
 
 def _say(peer, said, kind, timeout):
-    text = json.dumps(said).encode()
-    peer.send(len(text).to_bytes(8, "little"), _SIZE + kind, timeout=timeout).wait()
+    size, text = _messages.encoded(said)
+    peer.send(size, _messages.SIZE + kind, timeout=timeout).wait()
     peer.send(text, kind, timeout=timeout).wait()
 
 
 def _hear(peer, kind, timeout):
     size = bytearray(8)
-    peer.recv(size, _SIZE + kind, timeout=timeout).wait()
-    nbytes = int.from_bytes(size, "little")
-    if nbytes > _MOST_BYTES:
-        raise errors.Corrupt(
-            f"{peer.info()['peer']} speaks of a message of {nbytes} bytes; {_MOST_BYTES} are allowed"
-        )
-    text = bytearray(nbytes)
+    peer.recv(size, _messages.SIZE + kind, timeout=timeout).wait()
+    text = bytearray(_messages.length(size, peer))
     peer.recv(text, kind, timeout=timeout).wait()
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        raise errors.Corrupt(f"{peer.info()['peer']} has sent what is no JSON object")
-    return said
-
-
-def _bytes(name, x):
-    flags = getattr(x, "flags", None)
-    if flags is not None and not flags.c_contiguous:
-        raise errors.InvalidArgument(
-            f"'{name}' is not in C order, and elements are paired by their order; give "
-            "numpy.ascontiguousarray() of it"
-        )
-    return x.detach() if hasattr(x, "detach") else x
+    return _messages.decoded(text, peer)
 
 
 def _difference(state_dict, manifest):
@@ -229,7 +235,7 @@ def _difference(state_dict, manifest):
         if name not in state_dict:
             return f"the peer has '{name}', which is not pushed"
         x = state_dict[name]
-        here = (list(x.shape), str(x.dtype))
+        here = (list(x.shape), _tensors.dtype_of(x))
         if here != (entry["shape"], entry["dtype"]) or x.nbytes != entry["nbytes"]:
             return (
                 f"'{name}' is {here[0]} {here[1]} here, and {entry['shape']} {entry['dtype']} at "

@@ -312,7 +312,9 @@ def sample(
     if top_p is not None:
         ordered = scores.softmax(-1).sort(-1, descending=True).values
         before = ordered.cumsum(-1) - ordered
-        kept = (before < top_p.unsqueeze(-1)).sum(-1, keepdim=True).clamp(min=1)
+        # 1, more, or NaN: all, also where a sum of probabilities exceeds 1.
+        share = top_p.where(top_p < 1, float("inf")).unsqueeze(-1)
+        kept = (before < share).sum(-1, keepdim=True).clamp(min=1)
         least = ordered.gather(-1, kept - 1)
         scores = scores.masked_fill(scores.softmax(-1) < least, float("-inf"))
     noise = _exponential(scores, seed, step, seeds, steps)

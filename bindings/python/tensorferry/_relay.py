@@ -2,57 +2,78 @@
 
 import asyncio
 import itertools
-import json
 import math
 import struct
 import zlib
 
-from tensorferry import errors
+from tensorferry import _messages, errors
+from tensorferry._tensors import dtype_of
 
 TICK = 0.2  # seconds between reports of receivers, and between looks at them
 
-# Tags of messages: from the trainer, from a receiver, from a parent to its child, and back. Before
-# each goes one of its size, of a tag greater by _SIZE.
+# Tags of messages: from the trainer, from a receiver, from a parent to its child, and back.
 FROM_TRAINER, FROM_RECEIVER, TO_CHILD, TO_PARENT = (
     int.from_bytes(b"bcast\0" + bytes([i, 0]), "big") for i in range(1, 5)
 )
-_SIZE = 16
-_MAX_BYTES = 64 << 20
+_MAX_SLICES = 1 << 22
 _ARRIVED = struct.Struct("<QI")  # the broadcast's number and the slice's index
 
 
+# What is said: a tensor's shape, type and bytes, by its name; and between a parent and its child.
+TENSORS = {...: (_messages.shape, _messages.text, _messages.number)}
+_TO_CHILD = {"round": _messages.number, "epoch": _messages.number}
+_TO_PARENT = {"keys": [_messages.hexadecimal], "have": _messages.text}
+
+
+def run(function, *arguments, instead):
+    """The result of a coroutine function, in a thread where no event loop runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(function(*arguments))
+    raise errors.InvalidArgument(
+        f"an event loop runs in this thread, which the call would block; await {instead} in its place, "
+        "or make the call in another thread, as by asyncio.to_thread()"
+    )
+
+
 async def say(peer, said, tag, timeout):
-    text = json.dumps(said).encode()
-    size = peer.send(len(text).to_bytes(8, "little"), _SIZE + tag, timeout=timeout)
+    size, text = _messages.encoded(said)
+    size = peer.send(size, _messages.SIZE + tag, timeout=timeout)
     await peer.send(text, tag, timeout=timeout)
     await size
 
 
 def say_now(peer, said, tag, timeout):
     """say() where no event loop runs, or must not; blocks up to `timeout` seconds for each part."""
-    text = json.dumps(said).encode()
-    size = peer.send(len(text).to_bytes(8, "little"), _SIZE + tag, timeout=timeout)
+    size, text = _messages.encoded(said)
+    size = peer.send(size, _messages.SIZE + tag, timeout=timeout)
     peer.send(text, tag, timeout=timeout).wait(timeout)
     size.wait(timeout)
 
 
 async def hear(peer, tag, timeout=None):
     size = bytearray(8)
-    await peer.recv(size, _SIZE + tag, timeout=timeout)
-    nbytes = int.from_bytes(size, "little")
-    if nbytes > _MAX_BYTES:
-        raise errors.Corrupt(
-            f"a peer speaks of a message of {nbytes} bytes; {_MAX_BYTES} are allowed"
-        )
-    text = bytearray(nbytes)
+    await peer.recv(size, _messages.SIZE + tag, timeout=timeout)
+    text = bytearray(_messages.length(size, peer))
     await peer.recv(text, tag, timeout=timeout)
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        raise errors.Corrupt("a peer has sent what is not a JSON object")
-    return said
+    return _messages.decoded(text, peer)
+
+
+def difference(entries, theirs):
+    """Why a receiver's tensors cannot take these; "" where they can. Types may differ."""
+    for name, entry in theirs.items():
+        if name not in entries:
+            return f"the peer has '{name}', which is not broadcast"
+        if entry[0] != entries[name][0]:
+            return f"'{name}' is {entries[name][0]} here, and {entry[0]} at the peer"
+    missing = sorted(set(entries) - set(theirs))
+    return f"the peer does not have '{missing[0]}'" if missing else ""
+
+
+def entries_of(tensors):
+    """What TENSORS describes."""
+    return {name: [list(x.shape), dtype_of(x), x.nbytes] for name, x in tensors.items()}
 
 
 class Slices:
@@ -62,6 +83,11 @@ class Slices:
         self.names = [name for name, nbytes in sizes if nbytes > 0]
         self._starts = [0, *itertools.accumulate(nbytes for _, nbytes in sizes if nbytes > 0)]
         self.nbytes = self._starts[-1]
+        if self.nbytes > slice_bytes * _MAX_SLICES:
+            raise errors.InvalidArgument(
+                f"{self.nbytes} bytes in slices of {slice_bytes} are more than {_MAX_SLICES} slices; "
+                "give a greater slice_bytes"
+            )
         self._slice_bytes = slice_bytes
         self._parts = [[] for _ in range(math.ceil(self.nbytes / slice_bytes))]
         for index in range(len(self.names)):
@@ -162,8 +188,9 @@ async def feed(store, this_round, epoch, address):
         hello = {"round": this_round.number, "epoch": epoch}
         await say(child, hello, TO_CHILD, this_round.timeout)
         said = await hear(child, TO_PARENT, this_round.timeout)
-        keys, have = said.get("keys"), said.get("have")
-        if len(keys or []) != len(store.slices.names) or len(have or "") != len(store.slices):
+        _messages.require(said, _TO_PARENT, "a child's answer")
+        keys, have = said["keys"], said["have"]
+        if len(keys) != len(store.slices.names) or len(have) != len(store.slices):
             raise errors.Corrupt("a child has sent no keys and slices of this broadcast")
         remotes = [child.import_region(bytes.fromhex(key)) for key in keys]
         lacks = [has == "0" for has in have]
@@ -241,10 +268,9 @@ class Inlet:
     async def _fed_by(self, parent):
         try:
             said = await hear(parent, TO_CHILD, self._round.timeout)
-            epoch = said.get("epoch")
-            if said.get("round") != self._round.number or not isinstance(epoch, int):
-                return
-            if epoch <= self._epoch:
+            _messages.require(said, _TO_CHILD, "a parent's first message")
+            epoch = said["epoch"]
+            if said["round"] != self._round.number or epoch <= self._epoch:
                 return
             old, self._link, self._epoch = self._link, asyncio.current_task(), epoch
             if old is not None:  # it may be the same peer's, whose keys are withdrawn at its end
@@ -288,11 +314,6 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def dtype_of(x):
-    """Its name, which NumPy and torch share."""
-    return str(x.dtype).removeprefix("torch.")
 
 
 async def close(peer):

@@ -13,11 +13,13 @@ from tensorferry import kernels
 
 class FerrySiluAndMul(SiluAndMul):
     def forward_cuda(self, x):
-        return kernels.silu_and_mul(x)
+        return kernels.silu_and_mul(x) if kernels.takes_rows(x) else super().forward_cuda(x)
 
 
 class FerryGeluAndMul(GeluAndMul):
     def forward_cuda(self, x):
+        if not kernels.takes_rows(x):
+            return super().forward_cuda(x)
         if self.approximate == "tanh":
             return kernels.gelu_tanh_and_mul(x)
         return kernels.gelu_and_mul(x)
@@ -25,8 +27,9 @@ class FerryGeluAndMul(GeluAndMul):
 
 class FerryRMSNorm(RMSNorm):
     def forward_cuda(self, x, residual=None):
+        given = (x,) if residual is None else (x, residual)
         ours = self.has_weight and self.variance_size_override is None
-        if not ours or self.weight.dtype != x.dtype:
+        if not ours or not kernels.takes_rows(*given, vector=self.weight):
             return super().forward_cuda(x, residual)
         if residual is None:
             return kernels.rms_norm(x, self.weight.data, self.variance_epsilon)

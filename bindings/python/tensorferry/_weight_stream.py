@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from tensorferry import _relay, errors
+from tensorferry import _messages, _relay, _tensors, errors
 from tensorferry._broadcast import Broadcaster
 from tensorferry._broadcast_receiver import BroadcastReceiver
 from tensorferry._collective import Weights
@@ -24,6 +24,10 @@ _FAREWELL_SECONDS = 2.0  # that a receiver which failed waits for the trainer to
 # Where a tensor may begin in a bucket: views of any dtype, and 16-byte loads of kernels.
 _ALIGNMENT = 256
 _SLOTS = 2  # buckets that each side has memory for
+_NUMBER = _messages.number
+# A part: name, shape and dtype of its tensor, its place in the tensor and in the bucket, bytes.
+_PART = (_messages.text, _messages.shape, _messages.text, _NUMBER, _NUMBER, _NUMBER)
+_BUCKET = {"bucket": _NUMBER, "nbytes": _NUMBER, "parts": [_PART]}
 
 
 class Sent(NamedTuple):
@@ -196,6 +200,11 @@ class _Outgoing:
         self._began = time.monotonic()
 
     def add(self, name, x):
+        if not isinstance(x, torch.Tensor):
+            raise errors.InvalidArgument(
+                f"'{name}': it is of type {type(x).__name__}; give a torch tensor, as by torch.as_tensor()"
+            )
+        _tensors.check(name, x, strided=True)
         flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
         nbytes, at = flat.nbytes, 0
         self._device = self._device or flat.device
@@ -271,15 +280,18 @@ class WeightReceiver:
         self._receivers = {}  # by (slot, bytes)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "ferry-weights")
 
-    def receive(self, version=None):
-        """Yields (name, tensor), which is valid until the next one is asked for.
+    def receive(self, version=None, views=False):
+        """Yields (name, tensor), each with memory of its own.
+
+        views: tensors may be views of a bucket instead, each valid until the next one is asked for;
+        whether one is a view cannot be seen (under torch.inference_mode() views have no _base).
 
         It ends when this engine has asked for more after the last tensor, which tells the trainer
         that all are loaded. If it raises, or is left before its end, the connection is closed and the
         trainer leaves this engine out; it may then hold a part of the version, and must not be used
         before a version has arrived whole. version: refuses others.
         """
-        run = _Incoming(self, version)
+        run = _Incoming(self, version, views)
         try:
             while (bucket := run.next().result()) is not None:
                 yield from run.tensors(bucket)
@@ -290,9 +302,9 @@ class WeightReceiver:
             run.give_up(error)
             raise
 
-    async def receive_async(self, version=None):
+    async def receive_async(self, version=None, views=False):
         """receive() as an asynchronous iterator."""
-        run = _Incoming(self, version)
+        run = _Incoming(self, version, views)
         try:
             while (bucket := await asyncio.wrap_future(run.next())) is not None:
                 for pair in run.tensors(bucket):
@@ -320,8 +332,7 @@ class WeightReceiver:
         buffer = self._buffers[slot]
         if buffer is None or buffer.nbytes < nbytes:
             self._forget(slot)
-            buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-            self._buffers[slot] = buffer
+            buffer = self._buffers[slot] = _empty((nbytes,), torch.uint8, self.device)
         if (slot, nbytes) not in self._receivers:
             if len(self._receivers) >= 8:
                 self._forget(slot)
@@ -358,8 +369,8 @@ class WeightReceiver:
 class _Incoming:
     """One version at an engine: the buckets, the one after while one is loaded."""
 
-    def __init__(self, owner, version):
-        self._owner, self._expected = owner, version
+    def __init__(self, owner, version, views):
+        self._owner, self._expected, self._views = owner, version, views
         self._slot, self._buckets, self._tensors = 0, 0, 0
         self._cut = None  # of a tensor that several buckets have: (name, tensor, bytes)
         self._coming = owner.start(owner.take, self._slot, version)
@@ -392,9 +403,10 @@ class _Incoming:
         kind = getattr(torch, dtype)
         nbytes, piece = math.prod(shape) * kind.itemsize, buffer[begin : begin + size]
         if size == nbytes:
-            return piece.view(kind).view(shape)
+            whole = piece.view(kind).view(shape)
+            return whole if self._views else whole.clone()
         if at == 0:
-            self._cut = (name, torch.empty(shape, dtype=kind, device=buffer.device), 0)
+            self._cut = (name, _empty(shape, kind, buffer.device), 0)
         if self._cut is None or self._cut[0] != name or self._cut[2] != at:
             raise errors.Corrupt(f"weights: a part of '{name}' from byte {at} does not follow")
         whole = self._cut[1]
@@ -437,6 +449,13 @@ class _Incoming:
         )
 
 
+def _empty(shape, dtype, device):
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise errors.Unavailable(f"weights: no memory for {list(shape)} {dtype}: {error}") from None
+
+
 def _say_farewell(trainer, why):
     try:
         _relay.say_now(trainer, {"failed": why[:1000]}, _ANSWER, _FAREWELL_SECONDS)
@@ -448,17 +467,14 @@ def _say_farewell(trainer, why):
 
 def _check(said):
     """Raises Corrupt unless all parts lie in their bucket and their tensors."""
-    try:
-        well = 0 <= said["nbytes"] and isinstance(said["bucket"], int)
-        for name, shape, dtype, at, begin, size in said["parts"]:
-            kind = getattr(torch, dtype)
-            nbytes = math.prod(shape) * kind.itemsize
-            well = well and isinstance(name, str) and isinstance(kind, torch.dtype)
-            well = well and all(length >= 0 for length in shape)
-            well = well and 0 <= at <= at + size <= nbytes
-            well = well and begin % _ALIGNMENT == 0 and 0 <= begin <= begin + size <= said["nbytes"]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise errors.Corrupt(f"weights: a bucket's header is not of the protocol: {error}") from None
+    _messages.require(said, _BUCKET, "weights: a bucket's header")
+    well = True
+    for _, shape, dtype, at, begin, size in said["parts"]:
+        kind = getattr(torch, dtype, None)
+        if not isinstance(kind, torch.dtype):
+            raise errors.Corrupt(f"weights: a bucket has a tensor of {dtype!r}, which torch does not have")
+        well = well and at + size <= math.prod(shape) * kind.itemsize
+        well = well and begin % _ALIGNMENT == 0 and begin + size <= said["nbytes"]
     if not well:
         raise errors.Corrupt("weights: a bucket's header names bytes that it does not have")
 

@@ -7,6 +7,7 @@ schema says. Formulas, shapes and errors are those of ferry/kernels/NAME/NAME.h.
 
 import logging
 import os
+import reprlib
 
 from tensorferry import _core, errors
 
@@ -50,6 +51,7 @@ __all__ = [
     "silu_and_mul_dynamic_per_token_quant",
     "silu_and_mul_quant",
     "store_kvcache",
+    "takes_rows",
 ]
 
 
@@ -66,8 +68,30 @@ def _concerns_autograd(arguments, named):
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*arguments, *named.values()))
 
 
+def _refuse_wrong_types(name, arguments, named):
+    """Raises InvalidArgument where one has not the type that the op's schema has for it."""
+    declared = torch._C._get_schema(f"tensorferry::{name}", "").arguments
+    values = dict(zip((each.name for each in declared), arguments)) | named
+    for each in declared:
+        value, kind = values.get(each.name, each.default_value), str(each.type)
+        if "Tensor" in kind:
+            right = isinstance(value, torch.Tensor) or (value is None and "Optional" in kind)
+            must = "a torch tensor, as torch.as_tensor() makes one"
+        elif kind == "int" and isinstance(value, int):
+            right, must = -(1 << 63) <= value < 1 << 63, "from -2^63 to 2^63 - 1"
+        else:
+            right, must = kind != "int" or hasattr(value, "__index__"), "an int"
+        if not right:
+            raise errors.InvalidArgument(
+                f"{name}: {each.name} is {reprlib.repr(value)}, of type {type(value).__name__}; it "
+                f"must be {must}"
+            )
+
+
 def _torch_op(name, *arguments, **named):
     if not KERNELS_AVAILABLE or (_without_code and _gpu_of(arguments, named) in _without_code):
+        if not torch.compiler.is_compiling():
+            _refuse_wrong_types(name, arguments, named)
         return getattr(_formulas, name)(*arguments, **named)
     if name in _torch_ops.without_autograd and not _concerns_autograd(arguments, named):
         op = _torch_ops.without_autograd[name]
@@ -82,6 +106,7 @@ def _torch_op(name, *arguments, **named):
         if refusal is None:
             if "CUDA out of memory" in str(error):  # by torch, for a result
                 raise torch.OutOfMemoryError(str(error)) from error
+            _refuse_wrong_types(name, arguments, named)
             raise
         code, text = refusal
         refused = errors.BY_CODE[code](text)
@@ -98,6 +123,25 @@ def _gpu_of(arguments, named):
     """The ordinal of the GPU that the first tensor is on; -1 for the CPU, and where there is none."""
     every = (*arguments, *named.values())
     return next((x.get_device() for x in every if isinstance(x, torch.Tensor)), -1)
+
+
+def takes_rows(x, *others, vector=None):
+    """Whether the row ops take these tensors; where they do not, the formulas of torch may.
+
+    x: of one to four sizes, of float32, float16 or bfloat16, whose last stride is 1. others: of its
+    shape and type, with strides of their own. vector: of its last size and its type, contiguous.
+    """
+    if not 1 <= x.dim() <= 4 or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return False
+    for each in (x, *others):
+        if each.dtype != x.dtype or each.shape != x.shape or each.device != x.device:
+            return False
+        if each.shape[-1] > 1 and each.stride(-1) != 1:
+            return False
+    if vector is None:
+        return True
+    alike = vector.dtype == x.dtype and vector.device == x.device
+    return alike and vector.shape == x.shape[-1:] and vector.is_contiguous()
 
 
 def _is_tensor(x):
@@ -137,7 +181,7 @@ def _gated(x, name):
 
 
 def silu_and_mul(x):
-    """silu(first half) * second half of the last size."""
+    """silu(first half) * second half of the last size. x: see takes_rows()."""
     return _gated(x, "silu_and_mul")
 
 
@@ -152,7 +196,7 @@ def gelu_tanh_and_mul(x):
 
 
 def rms_norm(x, weight, eps=1e-6):
-    """x / sqrt(mean of squares + eps), rounded, times weight; over the last size."""
+    """x / sqrt(mean of squares + eps), rounded, times weight; over the last size. See takes_rows()."""
     if _is_tensor(x):
         return _torch_op("rms_norm", x, weight, eps)
     out = _empty_like(x)
@@ -269,6 +313,10 @@ def sample(
     a generator: the same numbers give the same tokens, and each draw needs another step (or steps).
     A row with a seed of its own draws the same in every batch. Graphs keep numbers, and read
     tensors anew.
+
+    temperatures, top_k (int32) and top_p are tensors of one number for each row, and every number
+    means something: top_k below 1 leaves all tokens, as does top_p of 1, more, or NaN; top_p of 0 or
+    less leaves those of the greatest logit alone; temperatures below 1e-5, or NaN, are greedy.
     """
     if seed is not None and seeds is not None:
         raise errors.InvalidArgument("sample: seed and seeds are both given; give one of them")

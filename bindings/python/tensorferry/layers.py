@@ -20,6 +20,11 @@ def _source(use_custom_kernels):
     return kernels if use_custom_kernels else _formulas
 
 
+def _rows_source(use_custom_kernels, *tensors, vector=None):
+    """The formulas also where the kernels do not take the tensors."""
+    return _source(use_custom_kernels and kernels.takes_rows(*tensors, vector=vector))
+
+
 class CustomGatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), with gate and up as one product.
 
@@ -55,8 +60,9 @@ class CustomGatedMLP(nn.Module):
                 state[f"{prefix}gate_up_proj.{kind}"] = torch.cat(parts)
 
     def forward(self, x):
-        act = getattr(_source(self.use_custom_kernels), self._act)
-        return self.down_proj(act(self.gate_up_proj(x)))
+        both = self.gate_up_proj(x)
+        act = getattr(_rows_source(self.use_custom_kernels, both), self._act)
+        return self.down_proj(act(both))
 
 
 class RMSNorm(nn.Module):
@@ -69,9 +75,11 @@ class RMSNorm(nn.Module):
         self.use_custom_kernels = use_custom_kernels
 
     def forward(self, x, residual=None):
+        given = (x,) if residual is None else (x, residual)
+        source = _rows_source(self.use_custom_kernels, *given, vector=self.weight)
         if residual is None:
-            return _source(self.use_custom_kernels).rms_norm(x, self.weight, self.eps)
-        return _source(self.use_custom_kernels).add_rms_norm(x, residual, self.weight, self.eps)
+            return source.rms_norm(x, self.weight, self.eps)
+        return source.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class RotaryEmbedding(nn.Module):

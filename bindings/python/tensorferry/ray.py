@@ -17,8 +17,11 @@ somebody may still read them. Settings are those of every endpoint (FERRY_* vari
 environment, such as FERRY_SECRET and FERRY_INTERFACES).
 """
 
+import collections
+import select
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 
 import ray
@@ -32,7 +35,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
     TensorTransportMetadata,
 )
 
-from tensorferry import errors
+from tensorferry import _tensors, errors
 from tensorferry.transfer import Endpoint
 
 NAME = "FERRY"
@@ -68,12 +71,46 @@ class FerryMetadata(TensorTransportMetadata):
     __hash__ = object.__hash__
 
 
-@dataclass
+@dataclass(eq=False)
 class FerryFetch(FetchRequest):
-    """A read in flight, and the memory that it fills."""
+    """A read that waits for its connection, or is in flight, and the memory that it fills."""
 
+    metadata: FerryMetadata = None
+    link: object = None  # until the read is posted
     operation: object = None
+    aborted: bool = False
+    error: Exception = None
     regions: list = field(default_factory=list)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __del__(self):
+        if self.operation is not None:
+            self.operation.cancel()
+
+
+class _Link:
+    """A connection to a source, or the attempt to make one. Under the transport's lock."""
+
+    def __init__(self, endpoint, address):
+        self.attempt = endpoint._begin_connect(address, CONNECT_SECONDS)
+        self._connection = self._error = None
+
+    def connection(self):
+        """None while it is being made. Raises what the attempt ended with."""
+        if self._connection is None and self._error is None and _is_readable(self.attempt, 0):
+            try:
+                self._connection = self.attempt.take()
+            except errors.Error as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._connection
+
+    @property
+    def lost(self):
+        return self._error is not None or (self._connection is not None and self._connection.lost)
 
 
 class _Storage:
@@ -90,10 +127,12 @@ class FerryTransport(TensorTransportManager):
         self._lock = threading.RLock()
         self._endpoint = None
         self._accepting = None
-        self._connections = {}  # by the address that was dialed
-        self._storages = {}  # by (device, address)
+        self._links = {}  # by the address that was dialed
+        self._storages = {}  # by (device, address, bytes)
         self._objects = {}  # by Ray's object: (metadata, keys into _storages, copies kept alive)
-        self._fetches = {}  # by Ray's object: reads in flight
+        self._fetches = weakref.WeakSet()  # that have not ended
+        # Objects whose abort came before their fetch.
+        self._aborted = collections.deque(maxlen=256)
 
     # ---- what Ray asks first ---------------------------------------------------------------------
 
@@ -139,6 +178,8 @@ class FerryTransport(TensorTransportManager):
         with self._lock:
             if obj_id in self._objects:
                 return self._objects[obj_id][0]
+        for index, x in enumerate(rdt_object):
+            _tensors.check(f"tensor {index} of object {obj_id}", x, strided=True)
         device = _only_device(rdt_object)
         tensors = [x.detach().contiguous() for x in rdt_object]
         # A reader does not wait for what this process's streams have queued.
@@ -150,7 +191,7 @@ class FerryTransport(TensorTransportManager):
         with self._lock:
             if tensors:
                 metadata.address = self.endpoint().address
-            places = [self._take_storage(x) for x in tensors]
+            places = self._take_storages(tensors)
             for x, place in zip(tensors, places):
                 storage = self._storages.get(place)
                 metadata.keys.append(storage.region.key if storage else b"")
@@ -163,7 +204,7 @@ class FerryTransport(TensorTransportManager):
     def garbage_collect(self, obj_id, tensor_transport_meta, tensors):
         with self._lock:
             _, places, _ = self._objects.pop(obj_id, (None, [], []))
-            ended = [region for place in places if (region := self._leave_storage(place))]
+            ended = self._leave_storages(places)
         # A dead reader may hold one until its connection is given up.
         for region in ended:
             region.deregister()
@@ -171,27 +212,40 @@ class FerryTransport(TensorTransportManager):
     def send_multiple_tensors(self, tensors, tensor_transport_metadata, communicator_metadata):
         raise NotImplementedError("the ferry transport is one-sided; the receiver reads")
 
+    def _take_storages(self, tensors):
+        """The places of all, or none of them is taken."""
+        places = []
+        try:
+            for x in tensors:
+                places.append(self._take_storage(x))
+        except BaseException:
+            for region in self._leave_storages(places):  # nobody has its key
+                region.deregister()
+            raise
+        return places
+
     def _take_storage(self, x):
         """The place of the tensor's storage, which is registered; None for one without bytes."""
         storage = x.untyped_storage()
         if storage.nbytes() == 0:
             return None
-        place = (str(x.device), storage.data_ptr())
+        place = (str(x.device), storage.data_ptr(), storage.nbytes())
         known = self._storages.get(place)
-        if known is not None and known.region.nbytes == storage.nbytes():
+        if known is not None:
             known.uses += 1
             return place
         view = torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage)
         self._storages[place] = _Storage(self.endpoint().register(view, "r"))
         return place
 
-    def _leave_storage(self, place):
-        """The region that nobody needs any more, if so."""
-        known = self._storages.get(place)
-        if known is None:
-            return None
-        known.uses -= 1
-        return self._storages.pop(place).region if known.uses == 0 else None
+    def _leave_storages(self, places):
+        """The regions that nobody needs any more."""
+        ended = []
+        for place in filter(None, places):
+            self._storages[place].uses -= 1
+            if self._storages[place].uses == 0:
+                ended.append(self._storages.pop(place).region)
+        return ended
 
     # ---- the destination -------------------------------------------------------------------------
 
@@ -209,69 +263,106 @@ class FerryTransport(TensorTransportManager):
     ):
         metadata = tensor_transport_metadata
         tensors = target_buffers or _empty(metadata)
-        _check_buffers(tensors, metadata)
-        fetch = FerryFetch(obj_id=obj_id, tensors=tensors)
+        _check_buffers(obj_id, tensors, metadata)
+        fetch = FerryFetch(obj_id=obj_id, tensors=tensors, metadata=metadata)
         try:
-            self._begin_read(fetch, metadata)
+            with self._lock:
+                if obj_id in self._aborted:
+                    self._aborted.remove(obj_id)
+                    raise errors.Cancelled("it was aborted")
+                if any(x.nbytes > 0 for x in tensors):
+                    fetch.link = self._link(metadata.address)
+                    self._fetches.add(fetch)
+            self._advance(fetch)
         except errors.Error as error:
-            raise _failure(obj_id, error) from None
+            raise self._failed(fetch, error) from None
         return fetch
 
     def wait_fetch_complete(self, fetch_request, timeout=-1):
         fetch = fetch_request
-        if fetch.operation is None:
-            return fetch.tensors
         deadline = _Deadline(timeout)
         try:
-            while True:
-                try:
-                    fetch.operation.wait(deadline.next_wait())
-                    break
-                except errors.Timeout:
-                    if fetch.operation.done():  # meanwhile, or by a deadline of its own
-                        fetch.operation.wait()
-                        break
-                    deadline.check(fetch.obj_id)
+            while not self._advance(fetch):
+                deadline.check(fetch.obj_id)
+                if fetch.operation is None:
+                    _is_readable(fetch.link.attempt, deadline.next_wait())
+                else:
+                    try:
+                        fetch.operation.wait(deadline.next_wait())
+                    except errors.Timeout:
+                        pass  # of this wait, or its own: _advance() asks which
         except errors.Error as error:
-            self._end_read(fetch)
-            raise _failure(fetch.obj_id, error) from None
+            raise self._failed(fetch, error) from None
         self._end_read(fetch)
         return fetch.tensors
 
     def abort_transport(self, obj_id, communicator_metadata):
         with self._lock:
-            fetch = self._fetches.get(obj_id)
-        if fetch is not None:
-            fetch.operation.cancel()
+            fetches = [fetch for fetch in self._fetches if fetch.obj_id == obj_id]
+            for fetch in fetches:
+                fetch.aborted = True
+                if fetch.operation is not None:
+                    fetch.operation.cancel()
+            if not fetches and obj_id not in self._objects and obj_id not in self._aborted:
+                self._aborted.append(obj_id)
 
-    def _begin_read(self, fetch, metadata):
-        moved = [i for i, x in enumerate(fetch.tensors) if x.nbytes > 0]
-        if not moved:
-            return
-        connection = self._connection(metadata.address)
-        parts = []
-        for i in moved:
-            local = self.endpoint().register(fetch.tensors[i].detach(), "")
-            fetch.regions.append(local)
-            remote = connection.import_region(metadata.keys[i])
-            parts.append((local, remote, [(0, metadata.offsets[i], local.nbytes)]))
-        fetch.operation = connection.post(connection.prepare_read(parts))
-        with self._lock:
-            self._fetches[fetch.obj_id] = fetch
+    def _advance(self, fetch):
+        """Posts the read once it has a connection. Whether all is there; raises where it failed."""
+        if fetch.error is not None:
+            raise fetch.error
+        if fetch.link is not None:
+            with self._lock:
+                if fetch.aborted:
+                    raise errors.Cancelled("it was aborted")
+                connection = fetch.link.connection()
+            if connection is None:
+                return False
+            self._post(fetch, connection)
+        if fetch.operation is None:  # nothing is moved
+            return True
+        if not fetch.operation.done():
+            return False
+        if fetch.aborted:
+            raise errors.Cancelled("it was aborted")
+        fetch.operation.wait()
+        return True
 
-    def _end_read(self, fetch):
+    def _post(self, fetch, connection):
+        metadata, parts = fetch.metadata, []
+        for i, x in enumerate(fetch.tensors):
+            if x.nbytes > 0:
+                local = self.endpoint().register(x.detach(), "")
+                fetch.regions.append(local)
+                remote = connection.import_region(metadata.keys[i])
+                parts.append((local, remote, [(0, metadata.offsets[i], local.nbytes)]))
+        operation = connection.post(connection.prepare_read(parts))
         with self._lock:
-            self._fetches.pop(fetch.obj_id, None)
-        fetch.operation = None
+            fetch.operation, fetch.link = operation, None
+            if fetch.aborted:  # meanwhile
+                operation.cancel()
+
+    def _end_read(self, fetch, error=None):
+        with self._lock:
+            self._fetches.discard(fetch)
+        fetch.operation, fetch.link, fetch.error = None, None, error
         fetch.regions.clear()
 
-    def _connection(self, address):
-        with self._lock:
-            known = self._connections.get(address)
-            if known is None or known.lost:
-                known = self.endpoint().connect(address, CONNECT_SECONDS)
-                self._connections[address] = known
-            return known
+    def _failed(self, fetch, error):
+        self._end_read(fetch, error)
+        return _failure(fetch.obj_id, error)
+
+    def _link(self, address):
+        link = self._links.get(address)
+        if link is None or link.lost:
+            link = self._links[address] = _Link(self.endpoint(), address)
+        return link
+
+
+def _is_readable(attempt, seconds):
+    """Whether a connect has ended, after up to so many seconds."""
+    poll = select.poll()
+    poll.register(attempt.fileno(), select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 class _Deadline:
@@ -318,17 +409,18 @@ def _empty(metadata):
     ]
 
 
-def _check_buffers(tensors, metadata):
+def _check_buffers(obj_id, tensors, metadata):
     wanted = [(tuple(shape), dtype) for shape, dtype in metadata.tensor_meta]
     given = [(tuple(x.shape), x.dtype) for x in tensors]
     if given != wanted:
         raise ValueError(f"the target buffers are {given}, but the object's tensors are {wanted}")
-    if not all(x.is_contiguous() for x in tensors):
-        raise ValueError("target buffers must be contiguous; give contiguous ones")
+    for index, x in enumerate(tensors):
+        _tensors.check(f"target buffer {index} of object {obj_id}", x, written=True)
 
 
 def _failure(obj_id, error):
+    of_source = isinstance(error, (errors.PeerLost, errors.Refused, errors.Timeout))
+    guess = "; its source actor may have died or have freed it" if of_source else ""
     return RayDirectTransportError(
-        f"object {obj_id} did not arrive by the ferry transport: {error}; its source actor may have "
-        "died or have freed it"
+        f"object {obj_id} did not arrive by the ferry transport: {error}{guess}"
     )

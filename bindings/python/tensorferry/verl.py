@@ -112,7 +112,7 @@ class FerryCheckpointEngine(CheckpointEngine):
 
     @torch.no_grad()
     async def receive_weights(self, global_steps=None):
-        """Yields (name, tensor), valid until the next one is asked for."""
+        """Yields (name, tensor), each with memory of its own."""
         async for pair in self._current().receive_async(global_steps):
             yield pair
 
@@ -129,7 +129,7 @@ class FerryCheckpointEngine(CheckpointEngine):
 
 def _dtype(named):
     found = getattr(torch, named, None) if isinstance(named, str) else named
-    if named is not None and not isinstance(found, torch.dtype):
+    if named is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         raise errors.InvalidArgument(
             f"rollout_dtype is {named!r}; give a floating-point type of torch's, such as bfloat16"
         )

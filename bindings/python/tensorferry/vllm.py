@@ -150,9 +150,9 @@ class FerryWeightTransferEngine(WeightTransferEngine[FerryInitInfo, FerryUpdateI
             )
         try:
             with _incomplete_models_allowed():
-                for name, x in self._stream.receive(update_info.version):
-                    # A copy: layers keep it until all of their tensors are there.
-                    self.model.load_weights([(name, x.clone())])
+                # With memory of their own: layers keep them until all of their tensors are there.
+                for pair in self._stream.receive(update_info.version):
+                    self.model.load_weights([pair])
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise

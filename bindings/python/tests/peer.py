@@ -35,6 +35,11 @@ class Peer:
     def send(self, nbytes, fill, tag=0):
         return self.connection.send(np.full(nbytes, fill, dtype=np.uint8), tag).wait(SECONDS)
 
+    def say(self, text, tag, size_tag):
+        text = text.encode()
+        self.connection.send(len(text).to_bytes(8, "little"), size_tag + tag).wait(SECONDS)
+        self.connection.send(text, tag).wait(SECONDS)
+
     def receive(self, nbytes, tag=0):
         buffer = bytearray(nbytes)
         got = self.connection.recv(buffer, tag).wait(SECONDS)

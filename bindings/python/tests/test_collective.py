@@ -165,23 +165,23 @@ def test_a_peer_that_cannot_receive_says_so(two_peers):
     ours, theirs = two_peers
     joins = [receiving(theirs[0], weights(0)),
              receiving(theirs[1], weights(0) | {"a": np.zeros((5, 3), np.float32).T})]
-    with pytest.raises(tensorferry.InvalidArgument, match="'a' is not in C order"):
+    with pytest.raises(tensorferry.InvalidArgument, match="'a': it is not in C order"):
         transfer.push_weights(weights(7), ours, SECONDS)
     for join in joins:
-        with pytest.raises(tensorferry.InvalidArgument, match="'a' is not in C order"):
+        with pytest.raises(tensorferry.InvalidArgument, match="'a': it is not in C order"):
             join()
 
 
 def test_what_is_no_offer_is_corrupt(two_peers):
     ours, theirs = two_peers
-    from tensorferry import _collective
+    from tensorferry import _collective, _messages
 
     for said in (b"no JSON", b'{"tensors": {"a": 7}}'):
-        theirs[0].send(len(said).to_bytes(8, "little"), _collective._MANIFEST + _collective._SIZE)
+        theirs[0].send(len(said).to_bytes(8, "little"), _collective._MANIFEST + _messages.SIZE)
         theirs[0].send(said, _collective._MANIFEST)
         with pytest.raises(tensorferry.Corrupt, match="127.0.0.1"):
             transfer.push_weights(weights(7), ours[:1], SECONDS)
-    theirs[0].send((1 << 60).to_bytes(8, "little"), _collective._MANIFEST + _collective._SIZE)
+    theirs[0].send((1 << 60).to_bytes(8, "little"), _collective._MANIFEST + _messages.SIZE)
     with pytest.raises(tensorferry.Corrupt, match="1152921504606846976 bytes"):
         transfer.push_weights(weights(7), ours[:1], SECONDS)
 

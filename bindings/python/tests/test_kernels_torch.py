@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import tensorferry
@@ -412,6 +413,88 @@ def test_wrong_tensors_are_named():
         kernels.silu_and_mul(torch.zeros(1, 1, 1, 1, 2))
 
 
+# By op: tensors of rows, and whether a vector for their last size follows.
+ROWS = {
+    "rms_norm": (1, True), "add_rms_norm": (2, True), "fused_add_gelu": (1, True),
+    "element_wise_mul_add": (3, False), **dict.fromkeys(GATES, (1, False)),
+}
+
+
+def layouts():
+    """Tensors of every rank and of strides that formulas take, by name."""
+    yield from ((f"{rank + 1} sizes", torch.randn((2, 3, 2, 3, 2)[:rank] + (8,))) for rank in range(5))
+    table = torch.randn(3, 5, 4, 40)
+    yield "heads of a projection", table[:, 1:4, ::2, 8:16]
+    yield "sizes that cannot be joined", table.permute(2, 0, 1, 3)[..., :8]
+    yield "expanded rows", torch.randn(1, 8).expand(5, 8)
+    yield "no rows", torch.randn(2, 0, 8)
+    yield "every other column", torch.randn(3, 16)[:, ::2]
+    yield "turned", torch.randn(8, 3).t()
+    yield "double", torch.randn(3, 8, dtype=torch.float64)
+    yield "a lazy negative", torch._neg_view(torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_ops_take_one_rule_of_ranks_and_strides(name):
+    """They take what takes_rows() says, and the formulas all of these."""
+    count, has_vector = ROWS[name]
+    taken = set()
+    for layout, x in layouts():
+        given = [x, *(x.clone() for _ in range(count - 1))]
+        vector = torch.randn(x.shape[-1], dtype=x.dtype) if has_vector else None
+        arguments = given if vector is None else [*given, vector]
+        expected = getattr(_formulas, name)(*arguments)
+        if kernels.takes_rows(*given, vector=vector):
+            taken.add(layout)
+            torch.testing.assert_close(getattr(kernels, name)(*arguments), expected)
+        else:
+            with pytest.raises(tensorferry.InvalidArgument):
+                getattr(kernels, name)(*arguments)
+    assert {f"{rank} sizes" for rank in range(1, 5)} | {"sizes that cannot be joined", "no rows"} <= taken
+
+
+@pytest.mark.parametrize("name", ["rms_norm_dynamic_per_token_quant", "silu_and_mul_dynamic_per_token_quant"])
+@pytest.mark.parametrize("shape", [(16,), (3, 16), (2, 3, 16), (2, 3, 2, 16), (2, 0, 16)])
+def test_quantised_row_ops_take_the_same_ranks(name, shape):
+    x, weight = torch.randn(shape), torch.randn(16)
+    arguments = [x] if "silu" in name else [x, weight]
+    made = []
+    for ops in (kernels, _formulas):
+        out = x.shape if len(arguments) == 2 else (*shape[:-1], 8)
+        result = torch.zeros(out, dtype=torch.uint8)
+        scale = torch.zeros(x[..., 0].numel(), 1)
+        ops_arguments = [result, *arguments, scale] + ([1e-6] if len(arguments) == 2 else [])
+        getattr(ops, name)(*ops_arguments)
+        made.append((result.view(torch.float8_e4m3fn).float(), scale))
+    torch.testing.assert_close(made[0][1], made[1][1])
+    torch.testing.assert_close(made[0][0], made[1][0], rtol=0.13, atol=1e-2)
+
+
+def test_a_vector_or_another_tensor_that_differs_is_no_rows():
+    x, vector = torch.randn(3, 8), torch.randn(8)
+    assert kernels.takes_rows(x, x.clone(), vector=vector)
+    for others, other_vector in (
+        ([torch.randn(1, 8)], vector), ([x.bfloat16()], vector), ([x], vector.bfloat16()),
+        ([x], torch.randn(16)[::2]), ([x], torch.randn(7)), ([x], torch.randn(1, 8)),
+    ):
+        assert not kernels.takes_rows(x, *others, vector=other_vector)
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize("odd", [np.ones(16, np.float32), [1.0] * 16, 2.0])
+def test_what_is_no_tensor_is_named(monkeypatch, available, odd):
+    monkeypatch.setattr(kernels, "KERNELS_AVAILABLE", available)
+    x = torch.randn(3, 16)
+    for call in (
+        lambda: kernels.rms_norm(x, odd),
+        lambda: kernels.add_rms_norm(x, x, weight=odd),
+        lambda: kernels.store_kvcache(x, x, x, x, slot_mapping=odd),
+    ):
+        said = rf": (weight|slot_mapping) is .*, of type {type(odd).__name__}; it must be a torch tensor"
+        with pytest.raises(tensorferry.InvalidArgument, match=said):
+            call()
+
+
 def test_what_torch_refuses_is_told_in_its_own_words(monkeypatch):
     with pytest.raises(RuntimeError, match="(?i)result: .*(memory|standard error)") as raised:
         kernels.silu_and_mul(torch.empty(1).expand(2**40, 2))
@@ -427,7 +510,7 @@ def test_what_torch_refuses_is_told_in_its_own_words(monkeypatch):
 
 def test_a_tensor_that_is_missing_is_named_and_the_others_are_let_go():
     x, positions = torch.randn(3, 16), torch.arange(3)
-    with pytest.raises((RuntimeError, TypeError), match="weight|None"):
+    with pytest.raises(tensorferry.InvalidArgument, match="weight is None, of type NoneType"):
         kernels.rms_norm(x, None)
     with pytest.raises((RuntimeError, TypeError, AttributeError)):
         ops.rope(positions, None, x, x)
@@ -450,11 +533,11 @@ def without_sizes():
     result = torch.empty((3, 16), dtype=torch.uint8)
     yield ("fused_add_rms_norm_static_fp8_quant",
            dict(result=result, input=x, residual=half, weight=weight, scale=number, epsilon=1e-6),
-           "residual has 1 sizes; it must have 2 to 3")
+           r"residual is \[1\] bf16; it must be \[3, 16\], as input is")
     yield ("rms_norm_dynamic_per_token_quant",
            dict(result=result, input=x, weight=weight, scale=torch.empty(3), epsilon=1e-6,
                 residual=half),
-           "residual has 1 sizes; it must have 2 to 3")
+           r"residual is \[1\] bf16; it must be \[3, 16\], as input is")
     part = tokens("cpu")
     wrong = r"(k_cache|v_cache) has [01] sizes; it must have 4|slots is \[1\] int32; it must be \[6\]"
     for name, one in (("k_cache", half), ("v_cache", half),

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tensorferry import kernels, layers  # noqa: E402
+from tensorferry import _formulas, kernels, layers  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -40,6 +40,35 @@ def test_the_gated_mlp_loads_weights_as_checkpoints_have_them():
     x = torch.randn(3, 8)
     right = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
     torch.testing.assert_close(mlp(x), right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("x", [
+    torch.randn(8), torch.randn(2, 3, 2, 2, 2, 8), torch.randn(3, 16)[:, ::2], torch.randn(8, 3).t(),
+    torch.randn(2, 3, 4, 8),
+], ids=lambda x: f"{list(x.shape)} {x.stride()}")
+def test_layers_take_what_their_formulas_take(x, compiled):
+    norm, mlp = layers.RMSNorm(8), layers.CustomGatedMLP(8, 6)
+    residual = torch.randn(x.shape)
+
+    def run():
+        return norm(x), *norm(x, residual), mlp(x), *norm(x, residual[..., :1].expand(x.shape))
+
+    if compiled:
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    ours = run()
+    for module in (norm, mlp):
+        module.use_custom_kernels = False
+    torch.compiler.reset()
+    torch.testing.assert_close(ours, run())
+
+
+def test_the_norm_takes_other_types_as_its_formula_does():
+    norm, x = layers.RMSNorm(8), torch.randn(3, 8)
+    torch.testing.assert_close(norm(x.bfloat16()), _formulas.rms_norm(x.bfloat16(), norm.weight))
+    torch.testing.assert_close(norm(x.double()), _formulas.rms_norm(x.double(), norm.weight))
+    out, total = norm(x, torch.ones(8))
+    torch.testing.assert_close(total, x + 1)
 
 
 def test_the_gated_mlp_takes_its_old_arguments():

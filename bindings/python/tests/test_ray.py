@@ -1,10 +1,15 @@
 """Ray's direct transport by way of ferry: real Ray, actors of their own processes."""
 
+import dataclasses
 import gc
 import os
 import pathlib
+import re
+import signal
+import threading
 import time
 
+import numpy as np
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -14,7 +19,13 @@ pytest.importorskip("ray.experimental.rdt.tensor_transport_manager")
 from ray.experimental.rdt.tensor_transport_manager import CommunicatorMetadata  # noqa: E402
 
 import tensorferry  # noqa: E402
-from tensorferry.ray import FerryTransport, register_transport  # noqa: E402
+from tensorferry.ray import (  # noqa: E402
+    CONNECT_SECONDS,
+    FerryMetadata,
+    FerryTransport,
+    register_transport,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 register_transport()
 register_transport()  # changes nothing
@@ -125,6 +136,123 @@ def test_a_wait_may_end_before_the_read(pair):
         assert "object a has not arrived after 0 s" in str(error)
     found = destination.wait_fetch_complete(fetch, SECONDS)
     assert torch.equal(found[0], torch.ones(1 << 24))
+
+
+def test_storages_of_several_sizes_at_one_address_are_objects_of_their_own(pair):
+    source, destination = pair
+    numbers = np.arange(100)
+    for others in (numbers[:50], numbers[10:60], memoryview(numbers)[:7]):
+        made = {"a": torch.from_numpy(numbers), "b": torch.frombuffer(others, dtype=torch.int64)}
+        metadata = {
+            name: source.extract_tensor_transport_metadata(name, [x]) for name, x in made.items()
+        }
+        for gone, stays in (("b", "a"), ("a", "b")):
+            for name, x in made.items():
+                found = destination.recv_multiple_tensors(name, metadata[name], NOBODY)
+                assert torch.equal(found[0], x)
+            source.garbage_collect(gone, metadata[gone], [made[gone]])
+            found = destination.recv_multiple_tensors(stays, metadata[stays], NOBODY)
+            assert torch.equal(found[0], made[stays])
+            metadata[gone] = source.extract_tensor_transport_metadata(gone, [made[gone]])
+        for name in made:
+            source.garbage_collect(name, metadata[name], [made[name]])
+        assert not source._storages
+
+
+def test_an_object_that_is_refused_leaves_nothing_registered(pair):
+    source, _ = pair
+    with FakeTensorMode():
+        fake = torch.zeros(3)
+    for odd, fix in (
+        (fake, "FakeTensor has no memory of its own"),
+        (torch.ones(3, dtype=torch.complex64).conj(), ".resolve_conj()"),
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), ".dequantize()"),
+    ):
+        with pytest.raises(tensorferry.InvalidArgument, match=f"'tensor 1 of object a': .*{re.escape(fix)}"):
+            source.extract_tensor_transport_metadata("a", [torch.ones(1 << 20), odd])
+        assert not source._storages and not source._objects
+    registered = source._take_storage
+    source._take_storage = lambda x: registered(x) if x.numel() > 3 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        source.extract_tensor_transport_metadata("a", [torch.ones(1 << 20), torch.ones(3)])
+    assert not source._storages and not source._objects
+    assert source.endpoint().counters()["regions"] == 0
+
+
+def test_a_target_that_cannot_be_written_is_named(pair):
+    source, destination = pair
+    metadata = source.extract_tensor_transport_metadata("a", [torch.ones(8)])
+    for target in (torch.zeros(1).expand(8), torch._neg_view(torch.zeros(8))):
+        with pytest.raises(tensorferry.InvalidArgument, match="'target buffer 0 of object a'"):
+            destination.recv_multiple_tensors("a", metadata, NOBODY, [target])
+
+
+@pytest.fixture
+def mute(peer):
+    """Metadata of an object whose source does not answer: its process is stopped."""
+    address = bytes.fromhex(peer.address())
+    peer.process.send_signal(signal.SIGSTOP)
+    return FerryMetadata([((4,), torch.float32)], "cpu", address, [b"key"], [0])
+
+
+def test_a_mute_source_holds_up_nobody_else(pair, mute):
+    source, destination = pair
+    metadata = source.extract_tensor_transport_metadata("a", [torch.ones(8)])
+    waiting = [destination.fetch_multiple_tensors(f"mute {i}", mute, NOBODY) for i in range(2)]
+    ended = []
+
+    def wait(fetch):
+        with pytest.raises(ray.exceptions.RayDirectTransportError, match="aborted") as raised:
+            destination.wait_fetch_complete(fetch)
+        ended.append(raised)
+
+    threads = [threading.Thread(target=wait, args=(fetch,)) for fetch in waiting]
+    for thread in threads:
+        thread.start()
+    # While the connection is being made: 30 s of it.
+    destination.extract_tensor_transport_metadata("b", [torch.ones(8)])
+    assert torch.equal(destination.recv_multiple_tensors("a", metadata, NOBODY)[0], torch.ones(8))
+    with pytest.raises(TimeoutError):
+        destination.wait_fetch_complete(destination.fetch_multiple_tensors("c", mute, NOBODY), 0.05)
+    assert not ended
+    for i in range(2):
+        destination.abort_transport(f"mute {i}", NOBODY)
+    for thread in threads:
+        thread.join(CONNECT_SECONDS / 2)
+        assert not thread.is_alive()
+    assert len(ended) == 2
+
+
+def test_an_abort_that_comes_before_the_read_is_kept(pair):
+    source, destination = pair
+    metadata = source.extract_tensor_transport_metadata("a", [torch.ones(8)])
+    destination.abort_transport("a", NOBODY)
+    with pytest.raises(ray.exceptions.RayDirectTransportError, match="it was aborted$"):
+        destination.recv_multiple_tensors("a", metadata, NOBODY)
+    assert torch.equal(destination.recv_multiple_tensors("a", metadata, NOBODY)[0], torch.ones(8))
+    post, connection = destination._post, destination._links[metadata.address].connection()
+
+    def aborted(fetch, taken):
+        destination.abort_transport("a", NOBODY)
+        post(fetch, taken)
+
+    destination._post = aborted
+    with pytest.raises(ray.exceptions.RayDirectTransportError, match="it was aborted$"):
+        destination.recv_multiple_tensors("a", metadata, NOBODY)
+    assert not destination._fetches and not connection.lost
+
+
+def test_a_failed_read_says_where_the_cause_is(pair, peer):
+    source, destination = pair
+    metadata = source.extract_tensor_transport_metadata("a", [torch.ones(8)])
+    ours = dataclasses.replace(metadata, keys=[b"no key"])
+    with pytest.raises(ray.exceptions.RayDirectTransportError) as raised:
+        destination.recv_multiple_tensors("a", ours, NOBODY)
+    assert "source actor" not in str(raised.value)
+    died = dataclasses.replace(metadata, address=bytes.fromhex(peer.address()))
+    peer.close()
+    with pytest.raises(ray.exceptions.RayDirectTransportError, match="its source actor may have died"):
+        destination.recv_multiple_tensors("a", died, NOBODY)
 
 
 # ---- real Ray ------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Draws follow torch's generators, differ from row to row, and cost no compilation."""
 
+import numpy as np
 import pytest
 
 import tensorferry
@@ -61,6 +62,61 @@ def test_numbers_of_some_rows_only_are_refused(device, ops, which):
         numbers = torch.arange(count, device=device)
         with pytest.raises(tensorferry.InvalidArgument, match=f"sample: {which} .* must "):
             ops.sample(logits, heat, **{"seeds": torch.arange(4, device=device), which: numbers})
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"top_k": 5}, "sample: top_k is 5, of type int; it must be a torch tensor"),
+        ({"top_p": 0.9}, "sample: top_p is 0.9, of type float; it must be a torch tensor"),
+        ({"temperatures": [1.0, 1.0]}, "sample: temperatures is .*, of type list"),
+        ({"seeds": np.arange(2)}, "sample: seeds is .*, of type ndarray; it must be a torch tensor"),
+        ({"seed": 1 << 63}, r"sample: seed is 9223372036854775808, .* must be from -2\^63 to 2\^63 - 1"),
+        ({"seed": -(1 << 63) - 1}, "sample: seed is -9223372036854775809"),
+        ({"seed": 1.5}, "sample: seed is 1.5, of type float; it must be an int"),
+        ({"step": "3"}, "sample: step is '3', of type str"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(monkeypatch, available, given, said):
+    monkeypatch.setattr(kernels, "KERNELS_AVAILABLE", available)
+    logits, heat = equal(2, "cpu")
+    with pytest.raises(tensorferry.InvalidArgument, match=said):
+        kernels.sample(logits, **{"temperatures": heat} | given)
+
+
+@pytest.mark.parametrize("seed", [(1 << 63) - 1, -(1 << 63), np.int64(7), True])
+def test_every_seed_of_64_bits_is_taken(seed):
+    logits, heat = equal(2, "cpu")
+    assert torch.equal(kernels.sample(logits, heat, seed=seed), kernels.sample(logits, heat, seed=int(seed)))
+
+
+@on_each_device
+@pytest.mark.parametrize("ops", [kernels, _formulas], ids=["kernels", "formulas"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_number_of_top_k_and_top_p_means_what_is_documented(device, ops, dtype):
+    rows, chance = 400, torch.tensor([0.4, 0.3, 0.2, 0.1], device=device)
+    logits = chance.log().to(dtype).expand(rows, -1).contiguous()
+    heat = torch.ones(rows, device=device)
+
+    def drawn(**numbers):
+        kinds = {"top_k": torch.int32, "top_p": torch.float32}
+        given = {
+            name: torch.full((rows,), number, dtype=kinds[name], device=device)
+            for name, number in numbers.items()
+        }
+        return set(ops.sample(logits, heat, seed=3, **given).tolist())
+
+    everything, greatest = {0, 1, 2, 3}, {0}
+    for k in (0, -1, -(1 << 31), 4, 5, (1 << 31) - 1):
+        assert drawn(top_k=k) == everything, k
+    assert drawn(top_k=1) == greatest and drawn(top_k=2) == {0, 1}
+    for p in (1.0, 1.5, float("inf"), float("nan")):
+        assert drawn(top_p=p) == everything, p
+    for p in (0.0, -1.0, -float("inf"), 1e-30):
+        assert drawn(top_p=p) == greatest, p
+    assert drawn(top_p=0.65) == {0, 1}
+    assert drawn(top_k=3, top_p=float("nan")) == {0, 1, 2}
 
 
 def test_two_sources_of_draws_are_refused():

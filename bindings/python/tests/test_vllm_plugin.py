@@ -77,6 +77,48 @@ def test_a_vllm_of_other_layers_keeps_its_ops(vllm, caplog, monkeypatch):
         _vllm_plugin.register_ops()
 
 
+@pytest.fixture
+def ferry_layers(monkeypatch):
+    """Our layers on the part of vLLM's that they need, which says what it was called with."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    class Theirs:
+        approximate, has_weight, variance_size_override, variance_epsilon = "none", True, None, 1e-6
+        weight = torch.nn.Parameter(torch.ones(8))
+
+        def forward_cuda(self, *given):
+            return "vLLM's"
+
+    modules = {
+        "": [], ".model_executor": [], ".model_executor.layers": [], ".model_executor.custom_op": [],
+        ".model_executor.layers.activation": ["SiluAndMul", "GeluAndMul"],
+        ".model_executor.layers.layernorm": ["RMSNorm"],
+    }
+    for path, classes in modules.items():
+        module = types.ModuleType(f"vllm{path}")
+        vars(module).update({name: type(name, (Theirs,), {}) for name in classes})
+        module.op_registry_oot = {}
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "tensorferry._vllm_ops", raising=False)
+    yield importlib.import_module("tensorferry._vllm_ops")
+    del sys.modules["tensorferry._vllm_ops"]
+
+
+def test_layers_leave_to_vllm_what_our_ops_refuse(ferry_layers):
+    import torch
+
+    gate, norm = ferry_layers.FerrySiluAndMul(), ferry_layers.FerryRMSNorm()
+    gelu = ferry_layers.FerryGeluAndMul()
+    for x in (torch.ones(2, 1, 1, 1, 3, 8), torch.ones(3, 16)[:, ::2], torch.ones(3, 8).double()):
+        assert gate.forward_cuda(x) == gelu.forward_cuda(x) == norm.forward_cuda(x) == "vLLM's"
+        assert norm.forward_cuda(x, x) == "vLLM's"
+    x = torch.ones(2, 3, 4, 8)  # as the heads of q are
+    assert norm.forward_cuda(x.bfloat16()) == norm.forward_cuda(x, x[:1]) == "vLLM's"
+    assert torch.is_tensor(gate.forward_cuda(x)) and torch.is_tensor(gelu.forward_cuda(x))
+    torch.testing.assert_close(norm.forward_cuda(x), x)
+    torch.testing.assert_close(norm.forward_cuda(x, x)[1], 2 * x)
+
+
 @pytest.mark.parametrize(
     ("module", "other", "install"),
     [

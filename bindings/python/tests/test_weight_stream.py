@@ -84,6 +84,25 @@ def test_engines_that_know_no_names_get_each_version_whole(joined):
         assert [each.end() for each in engines] == [[version, expected(tensors), None]] * 2
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_tensors_that_an_engine_keeps_stay_what_they_are(joined, inference):
+    """Each of them is as large as a bucket, or shares one with others that follow."""
+    tensors = {f"{name} {i}": x for i in range(4) for name, x in weights(i).items()}
+    sender, engines = joined(1)
+    engines[0].begin("keep", 1, inference, False)
+    assert not sender.send(tensors.items(), 1).left_out
+    assert engines[0].end() == [1, expected(tensors)]
+
+
+def test_views_of_buckets_are_for_who_asks(joined):
+    sender, engines = joined(1)
+    tensors = {str(i): torch.full((BUCKET // 8,), i) for i in range(6)}
+    engines[0].begin("keep", 1, True, True)
+    assert not sender.send(tensors.items(), 1).left_out
+    version, found = engines[0].end()
+    assert version == 1 and found.keys() == tensors.keys() and found != expected(tensors)
+
+
 def test_a_stream_may_be_awaited_and_have_no_tensors(joined):
     sender, engines = joined(1)
 

@@ -39,6 +39,13 @@ class Engine:
         return [self.receiver.version, found, None]
 
 
+    def keep(self, version, inference, views):
+        """[version, what came by name], which is looked at when all is there."""
+        with torch.inference_mode(inference):
+            kept = dict(self.receiver.receive(version, views=views))
+        return [self.receiver.version, {name: summary(x) for name, x in kept.items()}]
+
+
 def main():
     engine = Engine()
     for line in sys.stdin:

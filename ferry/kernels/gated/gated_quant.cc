@@ -24,12 +24,6 @@ Tensor FirstHalfOf(const Tensor& x) {
   return half;
 }
 
-std::int64_t RowsOf(const Tensor& x) {
-  std::int64_t rows = 1;
-  for (std::size_t d = 0; d + 1 < static_cast<std::size_t>(x.rank); ++d) rows *= x.shape[d];
-  return rows;
-}
-
 Result<QuantScale> CheckGatedQuant(const SiluAndMulQuantArgs& args) {
   const Argument x = GatedQuantArgument("input", args.input);
   const Argument out = GatedQuantArgument("result", args.result);

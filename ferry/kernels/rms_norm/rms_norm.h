@@ -9,8 +9,8 @@ namespace ferry::kernels {
 // out[r, c] = T(T(x[r, c] * rsqrt(mean_c(x[r, c]^2) + eps)) * weight[c]), where T() rounds to the
 // tensors' format (Zhang and Sennrich 2019, Root Mean Square Layer Normalization, eq. 4; rounded
 // where Hugging Face's Qwen3RMSNorm does). Sums and products in fp32.
-//   x, out  [rows, cols] or [tokens, heads, cols] fp32, fp16 or bf16, any strides but 1 for the
-//           last size, such as a part of a projection's output; out may be x
+//   x, out  [..., cols] fp32, fp16 or bf16, one to four sizes, any strides but 1 for the last size,
+//           such as a part of a projection's output; out may be x
 //   weight  [cols], contiguous
 // Moves x and out once, up to 16384 columns of bf16 and fp16 and 8192 of fp32; beyond that x comes
 // a second time, from the L2 cache where it is still there. 16 bytes at a time where weight and all

@@ -47,7 +47,7 @@ RmsNormForm ChosenForm(const RmsNormPlan& plan) {
 }  // namespace
 
 Status CheckNormInput(const Argument& x) {
-  FERRY_TRY(x.IsView(2, 3));
+  FERRY_TRY(x.IsView(1, kMaxRank));
   FERRY_TRY(x.HasType(kFloats));
   FERRY_TRY(x.HasDenseRows());
   // A grid's first size is limited to kMaxRows, and rows are counted in 32 bits.
@@ -66,7 +66,7 @@ Status CheckNormWeight(const Argument& weight, const Argument& x) {
 }
 
 Status CheckLikeNormInput(const Argument& other, const Argument& x) {
-  FERRY_TRY(other.IsView(2, 3));
+  FERRY_TRY(other.IsView(1, kMaxRank));
   FERRY_TRY(other.HasTypeOf(x));
   FERRY_TRY(other.HasShapeOf(x));
   return other.HasDenseRows();

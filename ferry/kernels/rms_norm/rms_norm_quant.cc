@@ -59,14 +59,10 @@ Result<RmsNormQuantPlan> PlanRmsNormQuant(const RmsNormQuantArgs& args) {
   FERRY_TRY(out.IsApartFrom(x));
   FERRY_TRY(out.IsApartFrom(weight));
   FERRY_TRY(CheckNormEps(kRmsNormQuantName, args.eps));
-  const std::int64_t cols = args.input.last();
-  const std::int64_t rows =
-      cols > 0 ? args.input.Numel() / cols
-               : args.input.shape[0] * (args.input.rank > 2 ? args.input.shape[1] : 1);
   RmsNormQuantPlan plan;
-  FERRY_TRY_ASSIGN(
-      plan.scale,
-      CheckQuantScale({scale, NormQuantArgument("scale_ub", args.scale_ub), args.mode, rows}, out));
+  FERRY_TRY_ASSIGN(plan.scale, CheckQuantScale({scale, NormQuantArgument("scale_ub", args.scale_ub),
+                                                args.mode, RowsOf(args.input)},
+                                               out));
   FERRY_TRY(CheckNormQuantResidual(args, x, weight));
   if (args.mode == QuantMode::kPerToken) {
     FERRY_TRY(scale.IsApartFrom(x));

@@ -189,6 +189,14 @@ TEST_P(RmsNormQuantTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
   }
 }
 
+TEST_P(RmsNormQuantTest, OneToFourSizesAreRows) {
+  ExpectAll({.shape = {129}});
+  ExpectAll({.shape = {2, 3, 5, 64}});
+  ExpectAll({.shape = {3, 2, 4, 33},
+             .x = {.gap = {700, 90, 7, 0}, .skip = 1},
+             .out = {.gap = {5, 3, 1, 0}, .skip = 3}});
+}
+
 TEST_P(RmsNormQuantTest, EmptyTensorsAreLeftAlone) {
   ExpectAll({.shape = {0, 128}});
   ExpectAll({.shape = {0, 3, 16}});

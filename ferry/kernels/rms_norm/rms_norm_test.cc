@@ -264,6 +264,17 @@ TEST_P(RmsNormTest, ViewsWithGapsAreReadAndWrittenWhereTheyAre) {
   }
 }
 
+TEST_P(RmsNormTest, OneToFourSizesAreRows) {
+  for (const bool residual : {false, true}) {
+    Expect({.shape = {129}, .residual = residual});
+    Expect({.shape = {2, 3, 5, 64}, .residual = residual});
+    Expect({.shape = {3, 2, 4, 33},
+            .x = {.gap = {700, 90, 7, 0}, .skip = 1},
+            .out = {.gap = {5, 3, 1, 0}, .skip = 3},
+            .residual = residual});
+  }
+}
+
 TEST_P(RmsNormTest, EmptyTensorsAreLeftAlone) {
   Expect({.shape = {0, 128}});
   Expect({.shape = {0, 128}, .residual = true});
@@ -343,8 +354,8 @@ TEST_F(RmsNormPlanTest, WrongArgumentsAreNamedWithWhatTheyMustBe) {
   args = Args(4, 1024, DType::kInt32);
   EXPECT_EQ(Refusal(args), "rms_norm: x is [4, 1024] int32; it must be fp32, fp16 or bf16");
   args = Args(4, 1024);
-  args.x = At(kAt, {1024});
-  EXPECT_EQ(Refusal(args), "rms_norm: x has 1 sizes; it must have 2 to 3");
+  args.x = At(kAt, {});
+  EXPECT_EQ(Refusal(args), "rms_norm: x has 0 sizes; it must have 1 to 4");
   args = Args(4, 1024);
   args.x.stride = {1, 4};
   EXPECT_THAT(Refusal(args), HasSubstr("of stride 1 along its last size"));
@@ -388,7 +399,7 @@ TEST_F(RmsNormPlanTest, WrongArgumentsOfTheSumAreNamed) {
   EXPECT_EQ(refusal(right), "accepted");
   AddRmsNormArgs args = right;
   args.residual = {};
-  EXPECT_EQ(refusal(args), "add_rms_norm: residual has 0 sizes; it must have 2 to 3");
+  EXPECT_EQ(refusal(args), "add_rms_norm: residual has 0 sizes; it must have 1 to 4");
   args = right;
   args.residual.dtype = DType::kFloat16;
   EXPECT_THAT(refusal(args), HasSubstr("residual is [4, 1024] fp16; it must be bf16, as x is"));

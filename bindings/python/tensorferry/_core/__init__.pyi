@@ -29,6 +29,9 @@ class Region:
     def deregister(self, timeout: float | None = None) -> None:
         """Nobody may begin to use it; returns when nobody does."""
 
+def _place_of(object: object, written: bool, name: str) -> tuple[int, int]:
+    """(address, bytes) of what register() takes; its errors, with this name."""
+
 class RemoteRegion:
     """A peer's region, by its key."""
 
