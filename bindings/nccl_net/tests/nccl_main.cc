@@ -9,11 +9,12 @@
 #include "ferry/net/plugin/abi.h"
 #include "tests/support/peer_process.h"
 
-// As NCCL's: the plugin finds it in the object that its logger belongs to.
+// As NCCL's: the plugin finds it in the object that its logger belongs to. All tables of a process
+// share an engine, so they must be those of one version.
 extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {  // NOLINT
+  constexpr int kNewest = 23007;
   const char* const text = std::getenv(ferry::nccl_net::testing::kNcclVersion);
-  if (text == nullptr) return ferry::net::plugin::abi::kInvalidUsage;
-  *version = std::atoi(text);
+  *version = text == nullptr ? kNewest : std::atoi(text);
   return ferry::net::plugin::abi::kSuccess;
 }
 

@@ -12,8 +12,8 @@ namespace ferry::nccl_net::testing {
 inline constexpr const char* kNcclRole = "nccl";          // of the newest version
 inline constexpr const char* kOldNcclRole = "nccl-2.20";  // of one before 2.24
 
-// Variables for the tests' processes: the version that their NCCL states (none if not set), and the
-// hard limit of descriptors of a peer process.
+// Variables for the tests' processes: the version that their NCCL states (by default the newest),
+// and the hard limit of descriptors of a peer process.
 inline constexpr const char* kNcclVersion = "TEST_NCCL_VERSION";
 inline constexpr const char* kDescriptors = "TEST_DESCRIPTORS";
 

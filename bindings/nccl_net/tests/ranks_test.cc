@@ -140,8 +140,6 @@ class RanksThatDiffer : public ::testing::TestWithParam<Setting> {
   }
 
   tests::Stopwatch since_;
-  // Hosts of older tables in this process may have set it.
-  const ScopedVariable peer_channels_{"NCCL_NCHANNELS_PER_NET_PEER", ""};
   testing::AskedPeer peer_ = PeerWith(GetParam().variable, GetParam().value);
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
 };
