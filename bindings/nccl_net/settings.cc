@@ -13,11 +13,9 @@ namespace ferry::nccl_net {
 namespace {
 
 constexpr std::uint64_t kPieceBytes = 128 * kKiB;
-// With eight channels four lanes each. On two H200, medians of four starts, send and receive of 256
-// MiB took 15.0 ms with four, 17.1 with two, and of 64 MiB 4.2 and 4.3; all-reduce of 256 MiB 14.3
-// and 15.0, of 64 MiB and 1 MiB the same; all-to-all of 64 MiB 2.3 and 2.4, but of 1 MiB 141 and
-// 130 us.
-constexpr std::size_t kBulkLanesOfPeer = 32;
+// With eight channels two lanes each: on two H200, 64 MiB, all-reduce took 3.98 ms with two, 4.0
+// with four and 4.13 to 4.77 with one; send and receive 4.79, 4.19, and 4.81 to 5.69 ms.
+constexpr std::size_t kBulkLanesOfPeer = 16;
 constexpr std::size_t kMaxWorkers = 16;
 constexpr std::size_t kMaxSwiftLoops = 8;  // machines rarely have more GPUs
 // From this many cores on workers poll. All-reduce of 1 MiB on two H200 with 32 cores took 238 us

@@ -305,11 +305,12 @@ TEST(NcclSettings, HaveAsManyWorkersAsMayPollOnManyCores) {
   EXPECT_EQ(set->spinners, 5);
 }
 
-TEST(NcclSettings, GiveAPeerAsManyBulkLanesWhateverItsChannels) {
+TEST(NcclSettings, GiveAPeerSixteenToTwentyFourSocketsOverAllChannels) {
   for (int channels = 1; channels <= 8; ++channels) {
-    const auto lanes = static_cast<std::size_t>(channels) * BulkLanes(channels, 12);
-    EXPECT_GE(lanes, channels == 1 ? 12U : 24U) << channels;  // no more for a channel than workers
-    EXPECT_LE(lanes, 32U) << channels;
+    const auto lanes = BulkLanes(channels, 12);
+    const auto sockets = static_cast<std::size_t>(channels) * (1 + lanes);
+    EXPECT_GE(sockets, channels == 1 ? 13U : 16U) << channels;  // no more lanes than workers
+    EXPECT_LE(sockets, 24U) << channels;
   }
   EXPECT_EQ(BulkLanes(64, 12), 1U);
   EXPECT_EQ(BulkLanes(1, 2), 2U);  // no more than workers
