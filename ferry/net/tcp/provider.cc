@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "ferry/core/log.h"
+#include "ferry/core/log_limiter.h"
 #include "ferry/net/interface_table.h"
 #include "ferry/net/resolve.h"
 #include "ferry/net/tcp/factory.h"
@@ -140,8 +140,10 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
     if (lane) {
       accepted_(*std::move(lane));
     } else {
-      Log(LogLevel::kWarn, "tcp", "dropped a connection to {}: {}", address_.ToString(),
-          lane.error().message());
+      const std::string here = address_.ToString();
+      PeerLogLimiter().Write(
+          LogLevel::kWarn, "tcp", here, {},
+          fmt::format("dropped a connection to {}: {}", here, lane.error().message()));
     }
   }
 
