@@ -50,7 +50,8 @@ UniqueFd ClosedInChildren(UniqueFd fd) noexcept {
   // writes to stderr would write into the stream.
   if (fd && fd.get() <= STDERR_FILENO) {
     const int error = errno;
-    if (UniqueFd moved(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1)); moved) fd.swap(moved);
+    if (UniqueFd moved(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1)); moved)
+      fd.swap(moved);
     errno = error;
   }
   CloseInChildren(fd.get());

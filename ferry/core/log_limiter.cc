@@ -62,7 +62,9 @@ void LogLimiter::Write(LogLevel level, std::string_view subsystem, std::string_v
 
 LogLimiter& PeerLogLimiter() {
   struct ForPeers : LogLimiter {
-    ForPeers() : LogLimiter(std::chrono::seconds(1), [] { return Clock::now(); }, kPeerLines) {}
+    ForPeers()
+        : LogLimiter(
+              std::chrono::seconds(1), [] { return Clock::now(); }, kPeerLines) {}
   };
   static PerProcess<ForPeers> limiter;
   return limiter.Get();

@@ -15,8 +15,8 @@
 namespace ferry {
 
 // Limits log messages that others can trigger: for each `key`, for example an address, `most`
-// messages per interval, with the number suppressed since the last one. Remembers the most recent kMaxKeys
-// keys; further keys within an interval share one message. Any thread.
+// messages per interval, with the number suppressed since the last one. Remembers the most recent
+// kMaxKeys keys; further keys within an interval share one message. Any thread.
 class LogLimiter {
  public:
   using Now = std::function<Clock::time_point()>;

@@ -43,7 +43,8 @@ TEST_F(LimiterTest, WithinTheIntervalNoOtherOfTheKeyIsWrittenAndTheNextTellsHowM
 }
 
 TEST_F(LimiterTest, SeveralMessagesAnIntervalAreWrittenWhereSoManyAreAllowed) {
-  LogLimiter three(seconds(1), [this] { return now_; }, /*most=*/3);
+  LogLimiter three(
+      seconds(1), [this] { return now_; }, /*most=*/3);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(three.Admit("a"), 0u);
   EXPECT_FALSE(three.Admit("a"));
   EXPECT_FALSE(three.Admit("a"));

@@ -18,8 +18,7 @@ namespace {
 // For a pipe or terminal. poll(2) alone is not enough: other processes write to the same pipe. The
 // flag O_NONBLOCK would apply to them, too, unless this process opens the pipe again.
 ssize_t WriteToPipe(std::string_view bytes) noexcept {
-  const UniqueFd own(
-      ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  const UniqueFd own(::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (own) return ::write(own.get(), bytes.data(), bytes.size());
   // Without the right to open it, which a process that has changed its user lacks.
   pollfd room{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};

@@ -126,9 +126,9 @@ TEST(StderrLineDeathTest, APipeWithoutAReaderDoesNotEndTheProcess) {
 
 TEST(StderrLineDeathTest, AClosedStderrLosesLines) {
   const auto run = [] {
+    const Pipe pipe;
     (void)::close(STDERR_FILENO);
     WriteStderrLine("lost", LineLimit::kNone);
-    const Pipe pipe;
     Replace(pipe.ends[1]);
     WriteStderrLine("again", LineLimit::kNone);
     Exit(ReportsLoss(Drained(pipe.ends[0])));
@@ -197,10 +197,10 @@ TEST(StderrLineDeathTest, OneHundredLinesOfOthersAreWrittenInASecond) {
     const auto begin = Clock::now();
     for (int i = 0; i < 150; ++i) WriteStderrLine("a peer's", LineLimit::kPerSecond);
     for (int i = 0; i < 150; ++i) Log(LogLevel::kWarn, "test", "a peer's");
-    const auto seconds = (Clock::now() - begin) / std::chrono::seconds(1) + 1;
+    const auto begun = (Clock::now() - begin) / std::chrono::seconds(1) + 1;
     const std::string text = Drained(pipe.ends[0]);
     const auto lines = std::count(text.begin(), text.end(), '\n');
-    Exit(lines >= kMaxLinesPerSecond && lines <= (kMaxLinesPerSecond + 1) * seconds);
+    Exit(lines >= kMaxLinesPerSecond && lines <= (kMaxLinesPerSecond + 1) * begun);
   };
   EXPECT_EXIT(run(), ExitedWithCode(0), "");
 }
