@@ -69,6 +69,10 @@ class RegionPin {
 // All regions of an endpoint. Any thread.
 class RegionTable {
  public:
+  static constexpr std::uint32_t kLastGeneration = ~std::uint32_t{0};
+  // `used`: the generation that each slot counts from; not 0 in tests only.
+  explicit RegionTable(std::uint32_t used = 0) : used_(used) {}
+
   // Errors: kInvalidArgument for empty memory.
   // Shared with the caller, who hands it to Remove.
   Result<std::shared_ptr<RegionState>> Add(std::span<std::byte> memory, Rights rights,
@@ -105,10 +109,12 @@ class RegionTable {
   static Result<Rights> RightsOf(const RegionState& region, const wire::KeyBody& key,
                                  const Accessor& by);
 
+  const std::uint32_t used_;
   mutable std::shared_mutex mutex_;
   std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;
-  std::uint64_t bytes_ = 0;  // of all regions
+  std::vector<std::uint32_t> free_;  // slots that can be used again
+  std::size_t live_ = 0;             // slots with a region
+  std::uint64_t bytes_ = 0;          // of all regions
 };
 
 // The error of a remote access: kRefused.
