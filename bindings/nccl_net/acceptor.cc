@@ -8,7 +8,7 @@
 #include "bindings/nccl_net/engine.h"
 #include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/recv_comm.h"
-#include "ferry/core/log.h"
+#include "ferry/core/log_limiter.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -24,6 +24,11 @@ Error NoHello(const std::string& remote, const char* why) {
   return Error(Code::kCorrupt, fmt::format("{} {} and was refused; use the same "
                                            "libnccl-net-ferry.so on all nodes",
                                            remote, why));
+}
+
+// Whoever reaches the port can cause these lines.
+void LogPeer(LogLevel level, const std::string& remote, const std::string& text) {
+  PeerLogLimiter().Write(level, "nccl", net::HostOf(remote), {}, remote + text);
 }
 
 }  // namespace
@@ -122,7 +127,7 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     const auto timeout = acceptor_->engine_->settings().config.handshake_timeout;
     timer_ = acceptor_->loop_->AddTimerOnLoop(Clock::now() + timeout, [this] {
       timer_ = 0;
-      Log(LogLevel::kWarn, "nccl", "{} connected and sent no hello frame in time", remote_);
+      LogPeer(LogLevel::kWarn, remote_, " connected and sent no hello frame in time");
       acceptor_->DropOnLoop(number_);
     });
   }
@@ -138,7 +143,7 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     if (payload_bytes != 0) return NoHello(remote_, "sent something other than a hello frame");
     auto checked = acceptor_->Check(meta, remote_);
     if (!checked && checked.error().code() == Code::kRefused) {
-      Log(LogLevel::kInfo, "nccl", "{} was refused: {}", remote_, checked.error().message());
+      LogPeer(LogLevel::kInfo, remote_, " was refused: " + checked.error().message());
       refused_ = true;
       acceptor_->loop_->Post(
           [acceptor = acceptor_, number = number_] { acceptor->RefuseOnLoop(number); });
@@ -155,8 +160,8 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
   void OnClosed(net::LaneLoss loss, const Error& error) override {
     ended_ = true;
     const bool left = loss == net::LaneLoss::kPeerClosed;
-    Log(left ? LogLevel::kInfo : LogLevel::kWarn, "nccl",
-        "a connection ended before it was accepted: {}", error.message());
+    LogPeer(left ? LogLevel::kInfo : LogLevel::kWarn, remote_,
+            "'s connection ended before it was accepted: " + error.message());
     acceptor_->loop_->Post(
         [acceptor = acceptor_, number = number_] { acceptor->DropOnLoop(number); });
   }
@@ -175,7 +180,7 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
   void GoIn() {
     if (ended_) return;
     if (auto entered = pending_comms_->Enter(hello_, std::move(lane_)); !entered) {
-      Log(LogLevel::kWarn, "nccl", "{} was refused: {}", remote_, entered.error().message());
+      LogPeer(LogLevel::kWarn, remote_, " was refused: " + entered.error().message());
     }
   }
 

@@ -3,22 +3,9 @@
 #include <fmt/format-inl.h>
 // Uses the header above.
 #include <spdlog/common-inl.h>
-#include <spdlog/details/backtracer-inl.h>
 #include <spdlog/details/log_msg-inl.h>
-#include <spdlog/details/log_msg_buffer-inl.h>
-#include <spdlog/details/null_mutex.h>
 #include <spdlog/details/os-inl.h>
-#include <spdlog/logger-inl.h>
 #include <spdlog/pattern_formatter-inl.h>
-#include <spdlog/sinks/base_sink-inl.h>
-#include <spdlog/sinks/sink-inl.h>
-#include <spdlog/sinks/stdout_sinks-inl.h>
-
-#include <mutex>
-
-template class spdlog::sinks::stdout_sink_base<spdlog::details::console_nullmutex>;
-template class spdlog::sinks::stdout_sink<spdlog::details::console_nullmutex>;
-template class spdlog::sinks::stderr_sink<spdlog::details::console_nullmutex>;
 
 FMT_BEGIN_NAMESPACE
 namespace detail {

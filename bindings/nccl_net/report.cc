@@ -3,6 +3,8 @@
 
 #include <atomic>
 
+#include "ferry/core/stderr_line.h"
+
 namespace ferry::nccl_net {
 namespace {
 
@@ -16,7 +18,7 @@ std::atomic<abi::Logger> logger_in_use{nullptr};
 void Say(int level, unsigned long flags, const std::string& text) {
   const abi::Logger logger = logger_in_use.load();
   if (logger == nullptr) return;
-  logger(level, flags, "nccl_net", 0, "NET/Ferry : %s", text.c_str());
+  logger(level, flags, "nccl_net", 0, "NET/Ferry : %s", EscapeControls(text).c_str());
 }
 
 }  // namespace

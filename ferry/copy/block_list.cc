@@ -96,7 +96,7 @@ bool Continues(const Block& before, const Block& block) {
          block.len <= kMax - before.len;
 }
 
-// Appends blocks to the last slice, and to further ones as each fills up: a slice may begin and end
+// Appends blocks to the open slice, and to further ones as each fills up: a slice may begin and end
 // within a block.
 class SliceCutter {
  public:
@@ -105,29 +105,52 @@ class SliceCutter {
 
   void Append(std::size_t index, std::uint64_t len) {
     for (std::uint64_t offset = 0; offset < len;) {
-      if (slices_.empty() || slices_.back().bytes == limit_ ||
-          slices_.back().blocks == max_blocks_) {
-        limit_ = sizes_.At(cut_, left_);
-        slices_.push_back({.first_block = index, .offset = offset, .bytes = 0, .blocks = 0});
-      }
-      Slice& slice = slices_.back();
-      const std::uint64_t taken = std::min(len - offset, limit_ - slice.bytes);
-      slice.bytes += taken;
-      ++slice.blocks;
-      offset += taken;
-      cut_ += taken;
-      left_ -= taken;
+      if (open_.bytes == limit_ || open_.blocks == max_blocks_) Close();
+      offset += open_.bytes == 0 ? Begin(index, offset, len - offset) : Extend(len - offset);
     }
   }
-  std::vector<Slice> Take() { return std::move(slices_); }
+  SliceList Take() {
+    Close();
+    return std::move(slices_);
+  }
 
  private:
+  // Opens a slice; or, where all have one size, cuts as many whole ones as the block has. Returns
+  // the bytes that these have.
+  std::uint64_t Begin(std::size_t index, std::uint64_t offset, std::uint64_t len) {
+    const std::uint64_t whole = sizes_.least == sizes_.most ? len / sizes_.most : 0;
+    if (whole > 0) {
+      slices_.Add({.first_block = index, .offset = offset, .bytes = sizes_.most, .blocks = 1},
+                  whole);
+      return Count(whole * sizes_.most);
+    }
+    limit_ = sizes_.At(cut_, left_);
+    open_ = {.first_block = index, .offset = offset, .bytes = 0, .blocks = 0};
+    return Extend(len);
+  }
+  std::uint64_t Extend(std::uint64_t len) {
+    const std::uint64_t taken = std::min(len, limit_ - open_.bytes);
+    open_.bytes += taken;
+    ++open_.blocks;
+    return Count(taken);
+  }
+  std::uint64_t Count(std::uint64_t bytes) {
+    cut_ += bytes;
+    left_ -= bytes;
+    return bytes;
+  }
+  void Close() {
+    if (open_.bytes > 0) slices_.Add(open_);
+    open_ = {};
+  }
+
   std::uint64_t cut_ = 0;
   std::uint64_t left_;
   const SliceSizes sizes_;
   const std::uint64_t max_blocks_;
-  std::uint64_t limit_ = 0;  // in bytes, of the last slice
-  std::vector<Slice> slices_;
+  Slice open_;               // no bytes: none
+  std::uint64_t limit_ = 0;  // in bytes, of the open slice
+  SliceList slices_;
 };
 
 }  // namespace
@@ -202,8 +225,33 @@ std::uint64_t SliceSizes::At(std::uint64_t before, std::uint64_t left) const {
   return bytes == most ? most : bytes - bytes % least;
 }
 
-std::vector<Slice> SplitIntoSlices(const BlockList& list, const SliceSizes& sizes,
-                                   std::uint64_t max_blocks) {
+void SliceList::Add(const Slice& slice, std::uint64_t count) {
+  const std::uint64_t before = size();
+  if (!runs_.empty() && slice.blocks == 1) {
+    Run& last = runs_.back();
+    const Slice& first = last.first;
+    const bool continues = first.blocks == 1 && first.first_block == slice.first_block &&
+                           first.bytes == slice.bytes &&
+                           slice.offset - first.offset == (last.end - last.begin) * slice.bytes;
+    if (continues) {
+      last.end += count;
+      return;
+    }
+  }
+  runs_.push_back({.begin = before, .end = before + count, .first = slice});
+}
+
+Slice SliceList::operator[](std::uint64_t index) const noexcept {
+  const auto run = std::upper_bound(
+      runs_.begin(), runs_.end(), index,
+      [](std::uint64_t wanted, const Run& candidate) { return wanted < candidate.end; });
+  Slice slice = run->first;
+  slice.offset += (index - run->begin) * slice.bytes;
+  return slice;
+}
+
+SliceList SplitIntoSlices(const BlockList& list, const SliceSizes& sizes,
+                          std::uint64_t max_blocks) {
   FERRY_CHECK(sizes.least > 0 && sizes.takers > 0 && sizes.least <= sizes.most && max_blocks > 0,
               sizes.least, sizes.most, sizes.takers, max_blocks);
   SliceCutter cutter(list.total_bytes(), sizes, max_blocks);

@@ -99,12 +99,32 @@ struct SliceSizes {
   std::uint64_t At(std::uint64_t before, std::uint64_t left) const;
 };
 
+// The slices of a list, in order. Its memory follows from the number of blocks, not of slices:
+// slices of one size that follow one another in a block are kept as one entry.
+class SliceList {
+ public:
+  // Adds `count` > 0 slices, each `slice.bytes` behind the one before it.
+  void Add(const Slice& slice, std::uint64_t count = 1);
+
+  std::uint64_t size() const noexcept { return runs_.empty() ? 0 : runs_.back().end; }
+  bool empty() const noexcept { return runs_.empty(); }
+  Slice operator[](std::uint64_t index) const noexcept;  // index < size()
+  std::size_t entries() const noexcept { return runs_.size(); }
+
+ private:
+  struct Run {
+    std::uint64_t begin;  // index of its first slice
+    std::uint64_t end;
+    Slice first;
+  };
+  std::vector<Run> runs_;
+};
+
 // Cuts a validated list into slices that cover it exactly, in order. Each slice is as long as
 // possible with at most the bytes that `sizes` has for it, and max_blocks blocks, at least 1.
-std::vector<Slice> SplitIntoSlices(const BlockList& list, const SliceSizes& sizes,
-                                   std::uint64_t max_blocks);
-inline std::vector<Slice> SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
-                                          std::uint64_t max_blocks) {
+SliceList SplitIntoSlices(const BlockList& list, const SliceSizes& sizes, std::uint64_t max_blocks);
+inline SliceList SplitIntoSlices(const BlockList& list, std::uint64_t slice_bytes,
+                                 std::uint64_t max_blocks) {
   return SplitIntoSlices(list, SliceSizes::Equal(slice_bytes), max_blocks);
 }
 

@@ -205,9 +205,16 @@ TEST(BlockList, FromPagesRefusesPagesThatCannotBe) {
   EXPECT_EQ(MessageOf(*list, kMaxLength, kMaxLength), "");
 }
 
+// All slices, one by one.
+std::vector<Slice> Each(const SliceList& list) {
+  std::vector<Slice> slices;
+  for (std::uint64_t i = 0; i < list.size(); ++i) slices.push_back(list[i]);
+  return slices;
+}
+
 // Common checks of slices: coverage, order, limits, and that no slice could be longer.
 void CheckSlices(const BlockList& list, std::uint64_t slice_bytes, std::uint64_t max_blocks) {
-  const auto slices = SplitIntoSlices(list, slice_bytes, max_blocks);
+  const auto slices = Each(SplitIntoSlices(list, slice_bytes, max_blocks));
   BytePairs covered;
   for (std::size_t i = 0; i < slices.size(); ++i) {
     const Slice& slice = slices[i];
@@ -248,7 +255,7 @@ TEST(Slices, GrowFromTheFirstAndShrinkToTheLast) {
   BlockList list;
   for (std::uint64_t i = 0; i < 100; ++i) list.Add({100 * i, 100 * i, 7});
   const SliceSizes sizes{.least = 10, .most = 40, .takers = 4};
-  const auto slices = SplitIntoSlices(list, sizes, 1000);
+  const auto slices = Each(SplitIntoSlices(list, sizes, 1000));
   std::uint64_t before = 0;
   for (const Slice& slice : slices) {
     EXPECT_EQ(slice.bytes, std::min(sizes.At(before, 700 - before), 700 - before));
@@ -275,7 +282,7 @@ TEST(Slices, OfAnEmptyListAreNone) { EXPECT_TRUE(SplitIntoSlices({}, 1, 1).empty
 
 TEST(Slices, CutLargeBlocksAndGatherSmallOnes) {
   const BlockList list({{0, 0, 10}, {20, 20, 2}, {30, 30, 2}});
-  EXPECT_EQ(SplitIntoSlices(list, 4, 8),
+  EXPECT_EQ(Each(SplitIntoSlices(list, 4, 8)),
             (std::vector<Slice>{{.first_block = 0, .offset = 0, .bytes = 4, .blocks = 1},
                                 {.first_block = 0, .offset = 4, .bytes = 4, .blocks = 1},
                                 {.first_block = 0, .offset = 8, .bytes = 4, .blocks = 2},
@@ -284,13 +291,24 @@ TEST(Slices, CutLargeBlocksAndGatherSmallOnes) {
 
 TEST(Slices, OfBlocksBeyond4GiBKeep64BitOffsets) {
   const BlockList list({{kGiB, 0, 9 * kGiB}, {0, 20 * kGiB, kGiB}});
-  const auto slices = SplitIntoSlices(list, 5 * kGiB, 4);
+  const auto slices = Each(SplitIntoSlices(list, 5 * kGiB, 4));
   ASSERT_EQ(slices.size(), 2u);
   EXPECT_EQ(slices[1].offset, 5 * kGiB);
   std::vector<Block> parts;
   ForEachBlockOfSlice(list, slices[1], [&](const Block& part) { parts.push_back(part); });
   EXPECT_EQ(parts, (std::vector<Block>{{6 * kGiB, 5 * kGiB, 4 * kGiB}, {0, 20 * kGiB, kGiB}}));
   EXPECT_EQ(SplitIntoSlices(list, kMaxLength, kMaxLength).size(), 1u);
+}
+
+// Regression: a peer that asked for short slices made the list take memory for each of them.
+TEST(Slices, OfOneBlockTakeTheMemoryOfOneHoweverManyTheyAre) {
+  const BlockList list({{0, 0, 64 * kGiB + 1}, {100 * kGiB, 100 * kGiB, 64 * kGiB}});
+  const SliceList slices = SplitIntoSlices(list, 4096, 8);
+  EXPECT_LE(slices.entries(), 5u);
+  EXPECT_EQ(slices.size(), (128 * kGiB) / 4096 + 1);
+  const std::uint64_t last = slices.size() - 1;
+  for (std::uint64_t i = 0; i < last; i += 4096) EXPECT_EQ(slices[i].bytes, 4096u);
+  EXPECT_EQ(slices[last].bytes, 1u);
 }
 
 TEST(Slices, OfALongShuffledListCoverIt) {

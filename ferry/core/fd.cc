@@ -1,6 +1,7 @@
 // Owned descriptors, eventfds and errors made from errno.
 #include "ferry/core/fd.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -45,6 +46,14 @@ void FdTraits::Destroy(Handle fd) noexcept {
 }
 
 UniqueFd ClosedInChildren(UniqueFd fd) noexcept {
+  // Where the program has closed its stderr, a socket must not get that number: whatever else
+  // writes to stderr would write into the stream.
+  if (fd && fd.get() <= STDERR_FILENO) {
+    const int error = errno;
+    if (UniqueFd moved(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1)); moved)
+      fd.swap(moved);
+    errno = error;
+  }
   CloseInChildren(fd.get());
   return fd;
 }

@@ -21,7 +21,7 @@ using UniqueFd = UniqueHandle<FdTraits>;
 // kTimedOut, others kInvalidArgument.
 Error ErrnoError(const std::string& what, int error_number, SourceLoc at = SourceLoc::Current());
 
-// Registers the descriptor to be closed in forked children, before fork() returns there (fork.h).
+// Has fork() close the descriptor in children (fork.h), and moves it above those of standard I/O.
 UniqueFd ClosedInChildren(UniqueFd fd) noexcept;
 
 // A non-blocking, close-on-exec eventfd with count 0, closed in forked children.

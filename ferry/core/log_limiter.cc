@@ -3,10 +3,12 @@
 
 #include <utility>
 
+#include "ferry/core/fork.h"
+
 namespace ferry {
 
-LogLimiter::LogLimiter(Clock::duration interval, Now now)
-    : interval_(interval), now_(std::move(now)) {
+LogLimiter::LogLimiter(Clock::duration interval, Now now, int most)
+    : interval_(interval), now_(std::move(now)), most_(most) {
   rest_.written = Clock::time_point::min();
 }
 
@@ -18,10 +20,15 @@ std::optional<std::uint64_t> LogLimiter::Admit(std::string_view key) {
   Entry* const entry = FindOrMake(key, now);
   const bool first = entry->written == Clock::time_point::min();
   if (!first && now - entry->written < interval_) {
-    ++entry->passed_over;
-    return std::nullopt;
+    if (entry->messages == most_) {
+      ++entry->passed_over;
+      return std::nullopt;
+    }
+    ++entry->messages;
+    return std::exchange(entry->passed_over, 0);
   }
   entry->written = now;
+  entry->messages = 1;
   if (const auto it = by_key_.find(key); it != by_key_.end()) {
     entries_.splice(entries_.end(), entries_, it->second);
   }
@@ -38,7 +45,7 @@ LogLimiter::Entry* LogLimiter::FindOrMake(std::string_view key, Clock::time_poin
     by_key_.erase(entries_.front().key);
     entries_.pop_front();
   }
-  entries_.push_back({std::string(key), Clock::time_point::min(), 0});
+  entries_.push_back({.key = std::string(key), .written = Clock::time_point::min()});
   const auto made = std::prev(entries_.end());
   by_key_.emplace(made->key, made);
   return &*made;
@@ -51,6 +58,16 @@ void LogLimiter::Write(LogLevel level, std::string_view subsystem, std::string_v
   if (!passed_over) return;
   if (*passed_over == 0) return LogWith(level, subsystem, fields, "{}", text);
   LogWith(level, subsystem, fields, "{} (and {} more before)", text, *passed_over);
+}
+
+LogLimiter& PeerLogLimiter() {
+  struct ForPeers : LogLimiter {
+    ForPeers()
+        : LogLimiter(
+              std::chrono::seconds(1), [] { return Clock::now(); }, kPeerLines) {}
+  };
+  static PerProcess<ForPeers> limiter;
+  return limiter.Get();
 }
 
 }  // namespace ferry

@@ -42,6 +42,18 @@ TEST_F(LimiterTest, WithinTheIntervalNoOtherOfTheKeyIsWrittenAndTheNextTellsHowM
   EXPECT_EQ(limiter_.Admit("a"), 1u);
 }
 
+TEST_F(LimiterTest, SeveralMessagesAnIntervalAreWrittenWhereSoManyAreAllowed) {
+  LogLimiter three(
+      seconds(1), [this] { return now_; }, /*most=*/3);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(three.Admit("a"), 0u);
+  EXPECT_FALSE(three.Admit("a"));
+  EXPECT_FALSE(three.Admit("a"));
+  now_ += seconds(1);
+  EXPECT_EQ(three.Admit("a"), 2u);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(three.Admit("a"), 0u);
+  EXPECT_FALSE(three.Admit("a"));
+}
+
 TEST_F(LimiterTest, OneKeyDoesNotSilenceAnother) {
   EXPECT_TRUE(limiter_.Admit("a"));
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(limiter_.Admit("a"));

@@ -197,7 +197,8 @@ std::string Trace::ToJson() const {
 
 Status Trace::Write(const std::string& path) const {
   const std::string text = ToJson();
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kTraceMode));
+  UniqueFd file = ClosedInChildren(
+      UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kTraceMode)));
   if (!file) return CannotWrite(path, errno);
   FERRY_TRY(WriteAll(file.get(), text, path));
   // On some file systems a full disk shows only on close(2).

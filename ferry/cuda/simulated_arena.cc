@@ -44,7 +44,7 @@ Result<TwiceMapped> TwiceMapped::Map(int fd, std::size_t offset, std::size_t byt
 }
 
 Result<std::unique_ptr<SimulatedArena>> SimulatedArena::Create(bool open) {
-  UniqueFd fd(::memfd_create("ferry_simulated_device", MFD_CLOEXEC));
+  UniqueFd fd = ClosedInChildren(UniqueFd(::memfd_create("ferry_simulated_device", MFD_CLOEXEC)));
   if (!fd) return ErrnoError("memfd_create for a simulated device", errno);
   struct stat status {};
   if (::ftruncate(fd.get(), static_cast<off_t>(kArenaBytes)) != 0 ||

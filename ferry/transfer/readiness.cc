@@ -33,7 +33,7 @@ Result<UniqueFd> ReadyFlag::Descriptor(bool ready) {
     Set(ready);
   }
   // A duplicate, so that it may outlive the queue, and one loop may watch several.
-  UniqueFd own(::fcntl(event_.get(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd own(::fcntl(event_.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   if (!own) return ErrnoError("cannot create a descriptor to wait on", errno);
   return ClosedInChildren(std::move(own));
 }

@@ -1,6 +1,8 @@
 // Records and explains the log lines of network plugins.
 #include "ferry/net/plugin/plugin_log.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -10,6 +12,7 @@
 
 #include "ferry/core/fork.h"
 #include "ferry/core/log.h"
+#include "ferry/core/stderr_line.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -106,8 +109,9 @@ constexpr Symptom kSymptoms[] = {
 void SayWhyOnExit() {
   const std::string fatal = TheLines().fatal();
   if (fatal.empty()) return;
-  std::fprintf(stderr, "ferry: the network plugin said \"%s\" before the process ended: %s\n",
-               fatal.c_str(), MeaningOf(fatal).c_str());
+  WriteStderrLine(fmt::format("ferry: the network plugin said \"{}\" before the process ended: {}",
+                              fatal, MeaningOf(fatal)),
+                  LineLimit::kNone);
 }
 
 }  // namespace

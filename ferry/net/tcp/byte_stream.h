@@ -38,6 +38,8 @@ class ByteStream {
 
   // Whether the last read emptied the socket, so that epoll will report further input (epoll(7)).
   bool drained() const noexcept { return drained_; }
+  // Work of reading since the last call, in bytes of payload that cost as much.
+  virtual std::size_t TakeWork() noexcept { return 0; }
   // Whether input is buffered here, which epoll will not report.
   virtual bool HoldsInput() const { return false; }
   // Whether the socket carries the payload bytes themselves, so that SO_RCVLOWAT and vmsplice(2)

@@ -181,11 +181,12 @@ void TcpLane::ReceiveOnLoop() {
     const std::uint64_t before = BytesReceived();
     if (!ReadOnce()) return;
     const auto moved = static_cast<std::size_t>(BytesReceived() - before);
-    if (budget <= moved) {
+    const std::size_t work = std::max({moved, stream_->TakeWork(), std::size_t{1}});
+    if (budget <= work) {
       RequestNextTurn();
       return;
     }
-    budget -= std::max<std::size_t>(moved, 1);
+    budget -= work;
   }
 }
 

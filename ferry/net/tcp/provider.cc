@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "ferry/core/log.h"
+#include "ferry/core/log_limiter.h"
 #include "ferry/net/interface_table.h"
 #include "ferry/net/resolve.h"
 #include "ferry/net/tcp/factory.h"
@@ -71,11 +71,11 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
         accepted_(std::move(accepted)) {}
 
   // Call before Watch().
-  void UseTls(SharedTls tls) {
-    acceptor_.emplace(
-        std::move(tls), config_, loop_, address_.ToString(),
-        [this](SecureSocket socket) { Deliver(std::move(socket)); },
-        [this](bool full) { SetReason(&handshakes_full_, full); });
+  void UseTls(std::shared_ptr<TlsContextCache> tls) {  // shared with the provider
+    acceptor_.emplace([this, tls = std::move(tls)] { return tls->Get(config_); }, config_, loop_,
+                      address_.ToString(),
+                      [this](SecureSocket socket) { Deliver(std::move(socket)); },
+                      [this](bool full) { SetReason(&handshakes_full_, full); });
   }
 
   ~TcpListener() override {
@@ -140,8 +140,10 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
     if (lane) {
       accepted_(*std::move(lane));
     } else {
-      Log(LogLevel::kWarn, "tcp", "dropped a connection to {}: {}", address_.ToString(),
-          lane.error().message());
+      const std::string here = address_.ToString();
+      PeerLogLimiter().Write(
+          LogLevel::kWarn, "tcp", here, {},
+          fmt::format("dropped a connection to {}: {}", here, lane.error().message()));
     }
   }
 
@@ -350,7 +352,7 @@ class TcpProvider final : public Provider {
 
   Result<std::unique_ptr<Listener>> Listen(const Address& wanted, const Config& config,
                                            EventLoop* loop, Accepted accepted) override {
-    FERRY_TRY_ASSIGN(SharedTls tls, tls_.Get(config));
+    FERRY_TRY_ASSIGN(const SharedTls tls, tls_->Get(config));
     FERRY_TRY_ASSIGN(const Address address, NumericOf(wanted, config));
     FERRY_TRY_ASSIGN(UniqueFd fd, ListenInRange(address, config));
     FERRY_TRY_ASSIGN(Address bound, LocalAddressOf(fd.get()));
@@ -359,7 +361,7 @@ class TcpProvider final : public Provider {
     bound.host = address.host;
     auto listener = std::make_unique<TcpListener>(std::move(fd), std::move(bound), config, loop,
                                                   interfaces_, std::move(accepted));
-    if (tls != nullptr) listener->UseTls(std::move(tls));
+    if (tls != nullptr) listener->UseTls(tls_);
     FERRY_TRY(listener->Watch());
     return std::unique_ptr<Listener>(std::move(listener));
   }
@@ -368,7 +370,7 @@ class TcpProvider final : public Provider {
                Connected connected) override {
     Connecting::Start(
         std::make_unique<Connecting>(address, config, loop, interfaces_, std::move(connected)),
-        tls_.Get(config), deadline);
+        tls_->Get(config), deadline);
   }
 
   std::vector<LocalAddress> Addresses(const Config& config) const override {
@@ -404,7 +406,8 @@ class TcpProvider final : public Provider {
 
  private:
   const SharedInterfaces interfaces_ = InterfaceTable::OfThisNamespace();
-  TlsContextCache tls_;
+  // Shared with the listeners.
+  const std::shared_ptr<TlsContextCache> tls_ = std::make_shared<TlsContextCache>();
 };
 
 }  // namespace

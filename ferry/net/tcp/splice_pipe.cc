@@ -2,54 +2,16 @@
 #include "ferry/net/tcp/splice_pipe.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
-#include <csignal>
+
+#include "ferry/core/no_sigpipe.h"
 
 namespace ferry::net::tcp {
 namespace {
 constexpr int kWantedBytes = 1 << 20;
 constexpr int kMinBytes = 256 << 10;
-
-// splice(2) to a socket whose peer has closed raises SIGPIPE and has no MSG_NOSIGNAL. The
-// disposition of that signal belongs to the application, so it is blocked for this thread while
-// this object lives.
-class NoSigPipe {
- public:
-  NoSigPipe() {
-    sigset_t before;
-    // A SIGPIPE that was pending before is the application's, and stays.
-    sigpending(&before);
-    was_pending_ = sigismember(&before, SIGPIPE) == 1;
-    sigemptyset(&only_);
-    sigaddset(&only_, SIGPIPE);
-    ::pthread_sigmask(SIG_BLOCK, &only_, &mask_);
-  }
-  ~NoSigPipe() {
-    const int kept = errno;
-    if (raised_ && !was_pending_) {
-      const timespec now{};
-      while (::sigtimedwait(&only_, nullptr, &now) < 0 && errno == EINTR) {
-      }
-    }
-    ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
-    errno = kept;
-  }
-  NoSigPipe(const NoSigPipe&) = delete;
-  NoSigPipe& operator=(const NoSigPipe&) = delete;
-
-  // Call when the splice may have raised the signal: the destructor then consumes it.
-  void MayBeRaised() noexcept { raised_ = true; }
-
- private:
-  sigset_t only_{};
-  sigset_t mask_{};
-  bool was_pending_ = false;
-  bool raised_ = false;
-};
 
 }  // namespace
 

@@ -16,9 +16,8 @@ namespace {
 constexpr std::chrono::seconds kLogEvery{1};
 }  // namespace
 
-TlsAcceptor::TlsAcceptor(std::shared_ptr<const TlsContext> context, const Config& config,
-                         EventLoop* loop, std::string where, Passed passed,
-                         AcceptGate::SetPaused set_full)
+TlsAcceptor::TlsAcceptor(Context context, const Config& config, EventLoop* loop, std::string where,
+                         Passed passed, AcceptGate::SetPaused set_full)
     : context_(std::move(context)),
       timeout_(config.handshake_timeout),
       loop_(loop),
@@ -62,8 +61,9 @@ void TlsAcceptor::TurnAway(std::uint64_t id) {
 }
 
 Status TlsAcceptor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote) {
-  FERRY_TRY_ASSIGN(auto stream,
-                   TlsStream::Create(context_, fd.get(), TlsStream::Role::kAccepts, remote));
+  FERRY_TRY_ASSIGN(auto context, context_());
+  FERRY_TRY_ASSIGN(auto stream, TlsStream::Create(std::move(context), fd.get(),
+                                                  TlsStream::Role::kAccepts, remote));
   auto handshake = std::make_unique<TlsHandshake>(
       std::move(fd), std::move(stream), loop_,
       [this, id](Result<SecureSocket> result) { End(id, std::move(result)); });

@@ -1,6 +1,7 @@
 // TLS handshakes of accepted connections.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -25,10 +26,13 @@ class TlsAcceptor {
   // Each handshake needs about 50 KiB.
   static constexpr std::size_t kMaxHandshakes = 256;
 
+  // What each handshake begins with: files may change meanwhile.
+  using Context = std::function<Result<std::shared_ptr<const TlsContext>>()>;
+
   // `where`: the listening address, for the log. `set_full` tells the listener to pause or resume
   // accepting.
-  TlsAcceptor(std::shared_ptr<const TlsContext> context, const Config& config, EventLoop* loop,
-              std::string where, Passed passed, AcceptGate::SetPaused set_full);
+  TlsAcceptor(Context context, const Config& config, EventLoop* loop, std::string where,
+              Passed passed, AcceptGate::SetPaused set_full);
   ~TlsAcceptor();
   TlsAcceptor(const TlsAcceptor&) = delete;
   TlsAcceptor& operator=(const TlsAcceptor&) = delete;
@@ -52,7 +56,7 @@ class TlsAcceptor {
   void End(std::uint64_t id, Result<SecureSocket> result);
   void LogRefusal(const std::string& remote, const std::string& why);
 
-  const std::shared_ptr<const TlsContext> context_;  // shared with the streams
+  const Context context_;
   const microseconds timeout_;
   EventLoop* const loop_;
   const std::string where_;

@@ -7,11 +7,13 @@
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
 #include <openssl/x509_vfy.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 
+#include "ferry/core/log.h"
 #include "ferry/core/secret.h"
 
 namespace ferry::net::tcp {
@@ -216,13 +218,43 @@ SSL_SESSION* TlsContext::MakeSession(SSL* ssl) const {
 
 // ---- TlsContextCache ----------------------------------------------------------------------------
 
+TlsContextCache::Stamps TlsContextCache::StampsOf(const Config& config) {
+  Stamps stamps;
+  if (config.tls != TlsMode::kCert) return stamps;
+  const std::array<const std::string*, 3> files = {&config.tls_cert, &config.tls_key,
+                                                   &config.tls_ca};
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    struct stat about {};
+    if (::stat(files[i]->c_str(), &about) != 0) continue;
+    stamps[i] = {.device = about.st_dev,
+                 .inode = about.st_ino,
+                 .size = about.st_size,
+                 .modified_ns = about.st_mtim.tv_sec * 1'000'000'000 + about.st_mtim.tv_nsec};
+  }
+  return stamps;
+}
+
 Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
   if (config.tls == TlsMode::kOff) return std::shared_ptr<const TlsContext>();
-  // All that Create() reads. Files are read once: new endpoints alone see one that is replaced.
+  // All that Create() reads, as it was before.
   SecuritySettings settings = config;
+  const Stamps stamps = StampsOf(config);
   const std::lock_guard lock(mutex_);
-  if (settings_ && *settings_ == settings) return context_;
-  FERRY_TRY_ASSIGN(context_, TlsContext::Create(config));
+  const bool is_known = settings_ && *settings_ == settings;
+  if (is_known && stamps == stamps_) return context_;
+  auto fresh = TlsContext::Create(config);
+  if (fresh) {
+    context_ = *std::move(fresh);
+  } else if (is_known) {
+    // Perhaps they are being written: the next change is looked at.
+    Log(LogLevel::kWarn, "tcp",
+        "certificate files have changed and cannot be used; new connections use those read "
+        "before: {}",
+        fresh.error().message());
+  } else {
+    return fresh.error();
+  }
+  stamps_ = stamps;
   settings_ = std::move(settings);
   return context_;
 }

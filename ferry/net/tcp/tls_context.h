@@ -3,6 +3,7 @@
 #include <openssl/ssl.h>
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,14 +54,29 @@ class TlsContext {
   Key key_{};
 };
 
-// Caches the context of the last config, so that files are read once. Any thread.
+// What identifies the contents of a file.
+struct FileStamp {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::int64_t size = -1;  // -1: there is no such file
+  std::int64_t modified_ns = 0;
+  friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
+// Caches the context of the last config. Certificate files are read again when they have changed,
+// which costs three stat(2) to find out; if the new ones cannot be used, the context remains, with
+// one warning. Any thread.
 class TlsContextCache {
  public:
   Result<std::shared_ptr<const TlsContext>> Get(const Config& config);
 
  private:
+  using Stamps = std::array<FileStamp, 3>;
+  static Stamps StampsOf(const Config& config);
+
   std::mutex mutex_;
   std::optional<SecuritySettings> settings_;
+  Stamps stamps_;                              // of the files when they were last read
   std::shared_ptr<const TlsContext> context_;  // shared with the streams that use it
 };
 

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "ferry/net/testing/certificates.h"
 
@@ -82,7 +84,69 @@ TEST(TlsContext, AKeyWithAPasswordIsAnError) {
   ExpectError(config, AllOf(HasSubstr("tls_key"), HasSubstr("without a password")));
 }
 
-TEST(TlsContextCache, ReadsFilesOnce) {
+class TlsContextCacheTest : public ::testing::Test {
+ protected:
+  // The files of `from` take the places of those that the config names, each by a rename, as
+  // certbot and Kubernetes do.
+  void Replace(const Config& from) {
+    for (const auto member : {&Config::tls_cert, &Config::tls_key, &Config::tls_ca}) {
+      ReplaceFile(from.*member, config_.*member);
+    }
+  }
+  static void ReplaceFile(const std::string& from, const std::string& to) {
+    std::filesystem::copy_file(from, to + ".new",
+                               std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::rename(to + ".new", to);
+  }
+  static void Write(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::trunc) << text;
+  }
+  std::shared_ptr<const TlsContext> Get() {
+    auto context = cache_.Get(config_);
+    EXPECT_TRUE(context) << context.error().ToString();
+    return context ? *context : nullptr;
+  }
+
+  TestAuthority authority_;
+  TestAuthority other_;
+  Config config_ = authority_.Use({}, "node");
+  TlsContextCache cache_;
+};
+
+TEST_F(TlsContextCacheTest, ReadsFilesAgainThatWereReplaced) {
+  const auto first = Get();
+  EXPECT_EQ(Get(), first);
+  Replace(authority_.Use({}, "renewed"));
+  const auto renewed = Get();
+  EXPECT_NE(renewed, first);
+  EXPECT_EQ(Get(), renewed);
+  Replace(other_.Use({}, "node"));  // by another authority
+  EXPECT_NE(Get(), renewed);
+}
+
+TEST_F(TlsContextCacheTest, KeepsWhatItHasWhileNewFilesAreWrittenAndSaysSoOnce) {
+  const auto first = Get();
+  const Config renewed = authority_.Use({}, "renewed");
+  ReplaceFile(renewed.tls_cert, config_.tls_cert);
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Get(), first);  // the key is still that of the old one
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, AllOf(HasSubstr("certificate files have changed and cannot be used"),
+                         HasSubstr("key values mismatch")));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  ReplaceFile(renewed.tls_key, config_.tls_key);
+  EXPECT_NE(Get(), first);
+}
+
+TEST_F(TlsContextCacheTest, KeepsWhatItHasWhereTheNewFileIsCutShort) {
+  const auto first = Get();
+  Write(config_.tls_ca, "-----BEGIN CERTIFICATE-----\nMIIB");
+  EXPECT_EQ(Get(), first);
+  Write(config_.tls_ca, "");
+  EXPECT_EQ(Get(), first);
+}
+
+TEST(TlsContextCache, KeepsWhatItReadWhereFilesAreGone) {
   TlsContextCache cache;
   Config config;
   {

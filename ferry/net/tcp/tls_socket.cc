@@ -48,7 +48,7 @@ int TlsSocket::OnRead(BIO* bio, char* to, int bytes) {
   BIO_clear_retry_flags(bio);
   const int got =
       socket.Read(reinterpret_cast<std::byte*>(to), static_cast<std::size_t>(std::max(bytes, 0)));
-  if (got < 0 && socket.error_ == 0) BIO_set_retry_read(bio);
+  if (got < 0 && socket.error_ == 0 && !socket.stopped_) BIO_set_retry_read(bio);
   return got;
 }
 
@@ -56,7 +56,7 @@ int TlsSocket::OnWrite(BIO* bio, const char* from, int bytes) {
   TlsSocket& socket = SocketOf(bio);
   BIO_clear_retry_flags(bio);
   // Never blocks and never fails: OpenSSL's records are gathered, and Flush() sends them together.
-  // The caller bounds how much is queued (kTlsSendBytes, kMaxUnsent).
+  // The caller bounds how much is queued (kTlsSendBytes, kFreeMessages).
   socket.Queue(std::as_bytes(std::span(from, static_cast<std::size_t>(bytes))));
   return bytes;
 }
@@ -70,6 +70,7 @@ long TlsSocket::OnControl(BIO* bio, int command, long /*number*/, void* /*pointe
 // As read(2), except that buffered bytes come first, and that a second read of the socket fails
 // with EAGAIN.
 int TlsSocket::Read(std::byte* to, std::size_t bytes) {
+  if (stopped_) return -1;
   if (in_begin_ < in_end_) {
     const std::size_t n = std::min(bytes, held());
     std::memcpy(to, in_.get() + in_begin_, n);

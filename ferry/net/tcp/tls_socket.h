@@ -24,6 +24,9 @@ class TlsSocket {
     may_read_ = true;
     drained_ = false;
   }
+  // Ends the input for good: every read fails from now on.
+  void Stop() noexcept { stopped_ = true; }
+  bool stopped() const noexcept { return stopped_; }
   // Sets how many bytes are read ahead from now on.
   void SetReadAhead(std::size_t bytes) { wanted_ = bytes; }
   // Queues bytes that are not a record of the stream.
@@ -52,6 +55,7 @@ class TlsSocket {
   bool may_read_ = false;
   bool drained_ = false;
   bool at_end_ = false;
+  bool stopped_ = false;
   int error_ = 0;
 
   std::unique_ptr<std::byte[]> in_;

@@ -23,8 +23,11 @@ constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kTlsSendBytes = 128 * 1024;
 constexpr std::size_t kTlsReadAhead = 128 * 1024;
 constexpr std::size_t kDiscardPieces = 64;
-// Maximum unsent output for a peer: one turn's records, and answers to its key update requests.
-constexpr std::size_t kMaxUnsent = 2 * kTlsSendBytes;
+// Key updates, and other handshake messages after the handshake, cost much more than their bytes. A
+// peer may send a few, and one more for so many records; a Tensorferry peer sends one for each
+// kRecordsPerKey.
+constexpr std::uint64_t kFreeMessages = 64;
+constexpr std::uint64_t kRecordsPerMessage = 256;
 // The alert protocol_version (RFC 8446, 6).
 constexpr std::array<std::byte, 7> kNeedsTls = {std::byte{21}, std::byte{3}, std::byte{3},
                                                 std::byte{0},  std::byte{2}, std::byte{2},
@@ -95,6 +98,8 @@ Result<TlsStream::Progress> TlsStream::Handshake() {
   FERRY_TRY(CheckPeer());
   handshake_done_ = true;
   socket_.SetReadAhead(kTlsReadAhead);
+  ::SSL_set_msg_callback(ssl_.get(), OnMessage);
+  SSL_set_msg_callback_arg(ssl_.get(), this);
   return Progress::kDone;
 }
 
@@ -161,9 +166,29 @@ Error TlsStream::HandshakeError(int error_number) {
                plain.message() + "; see its log, and set FERRY_TLS to the same on both sides");
 }
 
+void TlsStream::OnMessage(int is_sent, int /*version*/, int type, const void* /*bytes*/,
+                          std::size_t /*size*/, SSL* /*ssl*/, void* stream) {
+  auto* const self = static_cast<TlsStream*>(stream);
+  if (is_sent != 0) return;
+  if (type == SSL3_RT_INNER_CONTENT_TYPE) ++self->records_read_;
+  if (type != SSL3_RT_HANDSHAKE) return;
+  // OpenSSL reads on until it finds data, so only its input can stop it.
+  if (++self->messages_read_ > kFreeMessages + self->records_read_ / kRecordsPerMessage) {
+    self->socket_.Stop();
+  }
+}
+
 // Call after a fatal failure. The system's error stays in socket_.error().
 void TlsStream::NoteFailure() {
   if (failure_ || socket_.error() != 0) return;
+  if (socket_.stopped()) {
+    failure_ = Failure{Code::kCorrupt,
+                       fmt::format("it changes to new keys, or sends other TLS messages without "
+                                   "data, again and again ({} for {} records); the connection was "
+                                   "closed, reconnect with the same release on both sides",
+                                   messages_read_, records_read_)};
+    return;
+  }
   if (socket_.at_end() && ::ERR_peek_error() != 0 &&
       ERR_GET_REASON(::ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
     ::ERR_clear_error();
@@ -181,11 +206,6 @@ ssize_t TlsStream::Readv(std::span<const iovec> pieces, std::size_t /*bytes*/) {
   const UnorderedAccess placing;
   drained_ = false;
   ::ERR_clear_error();
-  if (socket_.unsent() > kMaxUnsent && !socket_.Flush() && !failure_) {
-    failure_ = Failure{Code::kCorrupt,
-                       "it asks for new keys again and again and reads no answer; the connection "
-                       "was closed, reconnect with the same release on both sides"};
-  }
   if (failure_) {
     errno = EPROTO;
     return -1;
@@ -260,6 +280,12 @@ void TlsStream::FindReason() {
   }
   // Only an alert tells more than the reset that the caller has seen.
   if (failure_ && failure_->code == Code::kPeerLost) failure_.reset();
+}
+
+// A record costs as much as a full one, or more, however short it is.
+std::size_t TlsStream::TakeWork() noexcept {
+  const std::uint64_t records = records_read_ - std::exchange(records_charged_, records_read_);
+  return records * kRecordBytes;
 }
 
 bool TlsStream::HoldsInput() const {

@@ -48,6 +48,7 @@ class TlsStream final : public ByteStream {
   ssize_t Discard(std::size_t bytes) override;
   ssize_t Writev(std::span<const iovec> pieces) override;
   void SayEnd() override;
+  std::size_t TakeWork() noexcept override;
   bool HoldsInput() const override;
   bool is_plain() const noexcept override { return false; }
   const Failure* failure() const noexcept override { return failure_ ? &*failure_ : nullptr; }
@@ -60,6 +61,9 @@ class TlsStream final : public ByteStream {
   Status Open(Role role);
   Result<bool> StepHandshake();
   Status CheckPeer();
+  // SSL_set_msg_callback(3).
+  static void OnMessage(int is_sent, int version, int type, const void* bytes, std::size_t size,
+                        SSL* ssl, void* stream);
   Error HandshakeError(int error_number);
   void NoteFailure();
   std::size_t Fill(const iovec& piece, bool to_the_end, ssize_t* end);
@@ -79,6 +83,9 @@ class TlsStream final : public ByteStream {
   std::string security_;
   ChannelBinding channel_binding_{};
 
+  std::uint64_t records_read_ = 0;        // since the handshake
+  std::uint64_t records_charged_ = 0;     // of them, returned by TakeWork()
+  std::uint64_t messages_read_ = 0;       // handshake messages since the handshake
   std::size_t accepted_ = 0;              // encrypted and not completely sent
   std::uint64_t records_ = 0;             // with the current key
   std::unique_ptr<std::byte[]> record_;   // gathers small pieces

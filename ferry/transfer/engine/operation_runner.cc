@@ -101,7 +101,7 @@ void OperationRunner::BeginNow(const OperationRef& operation) {
 
 void OperationRunner::BeginSlices(const OperationRef& operation) {
   operation->phase = OperationState::Phase::kSlices;
-  operation->ledger.Begin(operation->plan->slices.size());
+  operation->ledger.Begin(operation->plan->slice_count);
   lanes_->AddWork(dealer_.Begin(operation.get()), operation);
 }
 
@@ -248,7 +248,7 @@ void OperationRunner::DealRest() {
   for (const OperationRef& operation : table_.All()) {
     const bool has_slices = operation->phase == OperationState::Phase::kSlices;
     if (!has_slices || operation->ledger.left() == 0) continue;
-    lanes_->AddWork(dealer_.LanesFor(operation->plan->slices.size()), operation);
+    lanes_->AddWork(dealer_.LanesFor(operation->plan->slice_count), operation);
   }
 }
 

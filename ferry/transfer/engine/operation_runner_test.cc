@@ -25,7 +25,7 @@ class OperationRunnerTest : public ::testing::Test {
   OperationRef NewWrite(std::size_t slices) {
     auto plan = std::make_shared<Plan>();
     plan->direction = Direction::kWrite;
-    plan->slices.resize(slices);
+    plan->slice_count = slices;
     plan->bytes = slices << 20;
     plan->slice_bytes = 1 << 20;
     OperationRef write = New(OperationKind::kWrite);

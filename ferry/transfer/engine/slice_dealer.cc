@@ -11,8 +11,8 @@ SliceDealer::SliceDealer(const LaneLives* lives)
     : lives_(lives), first_bulk_(FirstBulkLaneOf(lives->size())) {}
 
 bool SliceDealer::IsSmall(const Plan& plan) const {
-  return first_bulk_ > 0 && plan.slices.size() == 1 && plan.bytes <= kMaxSmallBytes &&
-         !plan.staged && plan.shared_with == 0;
+  return first_bulk_ > 0 && plan.slice_count == 1 && plan.bytes <= kMaxSmallBytes && !plan.staged &&
+         plan.shared_with == 0;
 }
 
 // A program that keeps many small operations in flight posts them in batches. If the first of each
@@ -30,7 +30,7 @@ bool SliceDealer::GoesWithMessages() {
 LaneSet SliceDealer::Begin(OperationState* operation) {
   operation->small = IsSmall(*operation->plan);
   if (operation->small && GoesWithMessages()) return LaneBit(0);
-  return LanesFor(operation->plan->slices.size());
+  return LanesFor(operation->plan->slice_count);
 }
 
 bool SliceDealer::BulkIsDown() const { return !lives_->AnyUp(first_bulk_); }

@@ -15,7 +15,7 @@ namespace {
 std::unique_ptr<OperationState> NewWriteOf(std::size_t slices, std::uint64_t bytes,
                                            bool staged = false) {
   auto plan = std::make_shared<Plan>();
-  plan->slices.resize(slices);
+  plan->slice_count = slices;
   plan->bytes = bytes;
   plan->staged = staged;
   auto operation = std::make_unique<OperationState>();

@@ -104,7 +104,7 @@ std::uint64_t SlicePuller::Share(const OperationState& operation, std::uint64_t 
                                   static_cast<double>(least_slices));
   const double share = static_cast<double>(operation.ledger.left()) * part / 2;
   auto slices = static_cast<std::uint64_t>(std::llround(std::max(least, share)));
-  const double own = std::ceil(static_cast<double>(operation.plan->slices.size()) * part);
+  const double own = std::ceil(static_cast<double>(operation.plan->slice_count) * part);
   if (operation.plan->staged && static_cast<double>(taken) >= own) {
     slices = std::min(slices, kBeyondShare);
   }

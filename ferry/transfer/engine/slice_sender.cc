@@ -88,7 +88,7 @@ void SliceSender::SendWrite(PulledSlice pulled) {
   const Plan& plan = *pulled.operation->plan;
   LaneFrame* const frame = frames_->New(wire::Type::kWrite, pulled.operation->id);
   AppendSlice(plan, pulled.slice, &frame->meta, &frame->payload);
-  frame->payload_bytes = plan.slices[pulled.slice].range.bytes;
+  frame->payload_bytes = plan.slice(pulled.slice).range.bytes;
   frame->may_splice = true;  // zero-copy: the memory is kept until the peer acknowledges the slice
   frame->unsent = frame->payload_bytes;
   frame->sequenced = true;
@@ -108,7 +108,7 @@ void SliceSender::SendRead(PulledSlice pulled) {
   LaneFrame* const frame = frames_->New(wire::Type::kReadRequest, pulled.operation->id);
   AppendSlice(plan, pulled.slice, &frame->meta, nullptr);
   frame->checked |= pulled.operation->checksum;
-  const Slice& range = plan.slices[pulled.slice].range;
+  const Slice range = plan.slice(pulled.slice).range;
   const std::uint64_t id = pulled.operation->id;
   reads_.Add(
       {std::move(pulled.operation), id, pulled.slice, range.bytes, AnswerCost(range.blocks)});
@@ -122,7 +122,7 @@ void SliceSender::SendCopy(PulledSlice pulled) {
   AppendCopy(plan, pulled.slice, &frame->meta);
   frame->sequenced = true;
   SentFrame record;
-  record.copied = plan.slices[pulled.slice].range.bytes;
+  record.copied = plan.slice(pulled.slice).range.bytes;
   record.operation = std::move(pulled.operation);
   record.slice = pulled.slice;
   window_.Add(std::move(record));
@@ -136,7 +136,7 @@ void SliceSender::StageWrite(PulledSlice pulled) {
   const Plan& plan = *pulled.operation->plan;
   LaneFrame* const frame = frames_->New(wire::Type::kWrite, pulled.operation->id);
   AppendSlice(plan, pulled.slice, &frame->meta, &frame->payload);
-  frame->payload_bytes = plan.slices[pulled.slice].range.bytes;
+  frame->payload_bytes = plan.slice(pulled.slice).range.bytes;
   frame->sequenced = true;
   frame->checked |= pulled.operation->checksum;
   StagedFrame staged;

@@ -106,7 +106,7 @@ class StagedChecksumTest : public ::testing::TestWithParam<cuda::DeviceCase> {
     operation_->checksum = true;
     operation_->plan =
         Must(MakePlan(direction, Uuid{}, std::move(parts), {.slice_bytes = kStagedSlice}));
-    ASSERT_EQ(operation_->plan->slices.size(), 1U);
+    ASSERT_EQ(operation_->plan->slice_count, 1U);
     operation_->ledger.Begin(1);
     near_->engine->AddWork(operation_);
   }

@@ -1,8 +1,11 @@
 // Tests that no frame of a hostile peer harms memory or other connections.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -29,6 +32,12 @@ std::vector<std::byte> AccessBody(const wire::KeyBody& key,
   auto body = Pod(wire::WriteBody{key, slice, static_cast<std::uint32_t>(blocks.size())});
   for (const auto& block : blocks) wire::Append(&body, block);
   return body;
+}
+
+std::uint64_t ResidentBytes() {
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 class HostilePeerTest : public ::testing::Test {
@@ -317,6 +326,26 @@ TEST_F(HostilePeerTest, AWishForTinySlicesEndsTheConnection) {
                 .operation = rts.header.operation,
                 .body = Pod(wire::CtsBody{Key(), wire::kMinSlice - 1})},
                "malformed CTS");
+}
+
+// Regression: 232 MiB for a message of 10 GiB.
+TEST_F(HostilePeerTest, AWishForShortSlicesCostsNoMemoryForEach) {
+  constexpr std::size_t kBytes = std::size_t{64} << 30;
+  void* const memory =
+      ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  {
+    const Operation send = Must(theirs_.Send(1, {static_cast<const std::byte*>(memory), kBytes}));
+    const RawFrame rts = peer_.lane().Expect(Type::kRts);
+    const std::uint64_t before = ResidentBytes();
+    ASSERT_TRUE(peer_.lane().Say({.type = Type::kCts,
+                                  .operation = rts.header.operation,
+                                  .body = Pod(wire::CtsBody{Key(), wire::kMinSlice})}));
+    EXPECT_FALSE(peer_.lane().Expect(Type::kWrite).payload.empty());
+    EXPECT_LT(ResidentBytes(), before + (32 << 20));
+    (void)theirs_.Close();
+  }
+  (void)::munmap(memory, kBytes);
 }
 
 // The id of the read, the slice or the length differs from the request.

@@ -51,7 +51,6 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
   for (PlanPart& part : parts) {
     part.blocks = part.blocks.Merged();
     plan->bytes += part.blocks.total_bytes();
-    const auto index = static_cast<std::uint32_t>(plan->parts.size());
     const bool shared = part.share != 0;
     plan->staged |= part.stager != nullptr && !shared;
     // A shared part travels as a command to copy, whose slices may be long; others have their bytes
@@ -62,24 +61,33 @@ Result<std::shared_ptr<const Plan>> MakePlan(Direction direction, const Uuid& pe
     const std::size_t most_blocks = shared                          ? wire::kMaxCopiesPerFrame
                                     : direction == Direction::kRead ? wire::kMaxBlocksPerRead
                                                                     : wire::kMaxBlocksPerFrame;
-    for (const Slice& range : SplitIntoSlices(part.blocks, sizes, most_blocks)) {
-      plan->slices.push_back({index, range});
-    }
+    part.slices = SplitIntoSlices(part.blocks, sizes, most_blocks);
+    part.first_slice = plan->slice_count;
+    plan->slice_count += part.slices.size();
     plan->parts.push_back(std::move(part));
   }
   if (plan->slice_bytes == 0) plan->slice_bytes = limits.slice_bytes;  // all parts are shared
-  if (plan->slices.size() > std::numeric_limits<std::uint32_t>::max()) {
+  if (plan->slice_count > std::numeric_limits<std::uint32_t>::max()) {
     return Error(Code::kInvalidArgument,
                  fmt::format("the transfer has {} slices of {} bytes, the limit is 2^32; use "
                              "larger slices or several transfers",
-                             plan->slices.size(), limits.slice_bytes));
+                             plan->slice_count, limits.slice_bytes));
   }
   return std::shared_ptr<const Plan>(std::move(plan));
 }
 
+PlanSlice Plan::slice(std::uint64_t index) const noexcept {
+  const auto next = std::upper_bound(parts.begin(), parts.end(), index,
+                                     [](std::uint64_t wanted, const PlanPart& part) {
+                                       return wanted < part.first_slice + part.slices.size();
+                                     });
+  return {.part = static_cast<std::uint32_t>(next - parts.begin()),
+          .range = next->slices[index - next->first_slice]};
+}
+
 void AppendSlice(const Plan& plan, std::uint32_t slice, std::vector<std::byte>* meta,
                  std::vector<iovec>* payload) {
-  const PlanSlice& cut = plan.slices[slice];
+  const PlanSlice cut = plan.slice(slice);
   const PlanPart& part = plan.parts[cut.part];
   wire::WriteBody body;
   body.key = part.remote;
@@ -97,7 +105,7 @@ void AppendSlice(const Plan& plan, std::uint32_t slice, std::vector<std::byte>* 
 }
 
 void AppendCopy(const Plan& plan, std::uint32_t slice, std::vector<std::byte>* meta) {
-  const PlanSlice& cut = plan.slices[slice];
+  const PlanSlice cut = plan.slice(slice);
   const PlanPart& part = plan.parts[cut.part];
   const bool writing = plan.direction == Direction::kWrite;
   wire::Append(meta, wire::CopyBody{.key = part.remote,
@@ -134,7 +142,7 @@ PathReport PathOf(const Plan& plan) {
 }
 
 void LocalPieces(const Plan& plan, std::uint32_t slice, std::vector<iovec>* pieces) {
-  const PlanSlice& cut = plan.slices[slice];
+  const PlanSlice cut = plan.slice(slice);
   const PlanPart& part = plan.parts[cut.part];
   const bool writing = plan.direction == Direction::kWrite;
   pieces->clear();

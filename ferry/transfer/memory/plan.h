@@ -31,6 +31,8 @@ struct PlanPart {
   std::uint8_t remote_gpu = 0;  // number as in a key
   std::string why = {};         // reason for that path
   BlockList blocks = {};        // offsets; dst is remote for a write, local for a read
+  SliceList slices = {};        // set by MakePlan, as is the next
+  std::uint64_t first_slice = 0;
 };
 
 // A slice never spans two parts, because its frame names one region.
@@ -44,12 +46,14 @@ struct Plan {
   Direction direction = Direction::kWrite;
   Uuid peer;
   std::vector<PlanPart> parts;
-  std::vector<PlanSlice> slices;
+  std::uint64_t slice_count = 0;
   std::uint64_t bytes = 0;
   bool staged = false;  // part of it is GPU memory that uses the lanes
   // GpuSharing::id() of the connection whose shares it uses; 0 if it uses none.
   std::uint64_t shared_with = 0;
   std::uint64_t slice_bytes = 0;  // upper bound of all slices
+
+  PlanSlice slice(std::uint64_t index) const noexcept;  // index < slice_count
 };
 
 struct PlanLimits {
@@ -76,7 +80,7 @@ void LocalPieces(const Plan& plan, std::uint32_t slice, std::vector<iovec>* piec
 PathReport PathOf(const Plan& plan);
 // The part that contains the slice.
 inline const PlanPart& PartOf(const Plan& plan, std::uint32_t slice) {
-  return plan.parts[plan.slices[slice].part];
+  return plan.parts[plan.slice(slice).part];
 }
 
 }  // namespace ferry::transfer

@@ -79,7 +79,7 @@ Seen Look(const Plan& plan, std::uint32_t slice) {
   wire::MetaReader reader(meta);
   wire::WriteBody body;
   EXPECT_TRUE(reader.Read(&body));
-  const PlanSlice& cut = plan.slices[slice];
+  const PlanSlice cut = plan.slice(slice);
   EXPECT_EQ(body.slice, slice);
   EXPECT_EQ(body.key.region, 100 + cut.part);
   EXPECT_EQ(body.key.generation, cut.part + 1);
@@ -99,6 +99,12 @@ Seen Look(const Plan& plan, std::uint32_t slice) {
   return seen;
 }
 
+std::vector<PlanSlice> SlicesOf(const Plan& plan) {
+  std::vector<PlanSlice> slices;
+  for (std::uint64_t i = 0; i < plan.slice_count; ++i) slices.push_back(plan.slice(i));
+  return slices;
+}
+
 void ExpectCovers(Direction direction, std::vector<PlanPart> parts, std::uint64_t slice_bytes) {
   const auto expected = Expected(direction, parts);
   const Uuid peer = Uuid::Random();
@@ -108,7 +114,7 @@ void ExpectCovers(Direction direction, std::vector<PlanPart> parts, std::uint64_
   EXPECT_EQ((*plan)->peer, peer);
   EXPECT_EQ((*plan)->bytes, expected.size());
   std::vector<Moved> moved;
-  for (std::uint32_t i = 0; i < (*plan)->slices.size(); ++i) {
+  for (std::uint32_t i = 0; i < (*plan)->slice_count; ++i) {
     const Seen seen = Look(**plan, i);
     EXPECT_GT(seen.moved.size(), 0u);
     EXPECT_LE(seen.moved.size(), slice_bytes);
@@ -163,7 +169,7 @@ TEST(Plan, ASliceNeverCrossesAPart) {
   const auto plan = MakePlan(Direction::kWrite, {}, parts, {.slice_bytes = kSliceBytes});
   ASSERT_TRUE(plan);
   std::vector<std::pair<std::uint32_t, std::uint64_t>> cuts;
-  for (const PlanSlice& slice : (*plan)->slices) cuts.emplace_back(slice.part, slice.range.bytes);
+  for (const PlanSlice& slice : SlicesOf(**plan)) cuts.emplace_back(slice.part, slice.range.bytes);
   const std::vector<std::pair<std::uint32_t, std::uint64_t>> expected{{0, 4}, {0, 2}, {1, 4},
                                                                       {1, 2}, {2, 4}, {2, 2}};
   EXPECT_EQ(cuts, expected);
@@ -180,7 +186,7 @@ TEST(Plan, AWriteThroughStagingSlotsBeginsAndEndsWithSmallerSlices) {
   const auto bytes_of = [&](Direction direction) {
     const auto plan = MakePlan(direction, {}, {part}, limits);
     std::vector<std::uint64_t> bytes;
-    for (const PlanSlice& slice : (*plan)->slices) bytes.push_back(slice.range.bytes);
+    for (const PlanSlice& slice : SlicesOf(**plan)) bytes.push_back(slice.range.bytes);
     EXPECT_EQ((*plan)->slice_bytes, 256 * kKiB);
     return bytes;
   };
@@ -200,14 +206,14 @@ TEST(Plan, SmallerSlicesDoNotDependOnTheSettingForHostMemory) {
     part.most_slice = most_slice;
     const auto plan = MakePlan(Direction::kWrite, {}, {part}, {.slice_bytes = kMiB, .lanes = 16});
     ASSERT_TRUE(plan);
-    EXPECT_EQ((*plan)->slices.front().range.bytes, 128 * kKiB) << most_slice;
-    EXPECT_EQ((*plan)->slices.back().range.bytes, 128 * kKiB) << most_slice;
+    EXPECT_EQ((*plan)->slice(0).range.bytes, 128 * kKiB) << most_slice;
+    EXPECT_EQ((*plan)->slice((*plan)->slice_count - 1).range.bytes, 128 * kKiB) << most_slice;
     EXPECT_EQ((*plan)->slice_bytes, kMiB);
   }
   part.most_slice = ~std::uint64_t{0};  // host memory on both sides
   const auto plan = MakePlan(Direction::kWrite, {}, {part}, {.slice_bytes = kMiB, .lanes = 16});
   ASSERT_TRUE(plan);
-  EXPECT_EQ((*plan)->slices.size(), 64U);
+  EXPECT_EQ((*plan)->slice_count, 64U);
 }
 
 TEST(Plan, NeighboursAreMergedIntoOneBlockOnTheWire) {
@@ -215,7 +221,7 @@ TEST(Plan, NeighboursAreMergedIntoOneBlockOnTheWire) {
   for (std::uint64_t i = 0; i < 8; ++i) list.Add({.dst = 10 + i, .src = 20 + i, .len = 1});
   const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, {.slice_bytes = 64});
   ASSERT_TRUE(plan);
-  ASSERT_EQ((*plan)->slices.size(), 1u);
+  ASSERT_EQ((*plan)->slice_count, 1u);
   EXPECT_EQ(Look(**plan, 0).blocks, 1u);
 }
 
@@ -237,9 +243,9 @@ TEST(Plan, AFrameNeverHasMoreBlocksThanItsMetadataHolds) {
   }
   const auto plan = MakePlan(Direction::kWrite, {}, {Part(0, list)}, {.slice_bytes = 1 << 20});
   ASSERT_TRUE(plan);
-  ASSERT_EQ((*plan)->slices.size(), 3u);
-  EXPECT_EQ((*plan)->slices[0].range.blocks, wire::kMaxBlocksPerFrame);
-  EXPECT_EQ((*plan)->slices[2].range.blocks, 1u);
+  ASSERT_EQ((*plan)->slice_count, 3u);
+  EXPECT_EQ((*plan)->slice(0).range.blocks, wire::kMaxBlocksPerFrame);
+  EXPECT_EQ((*plan)->slice(2).range.blocks, 1u);
 }
 
 TEST(Plan, AppendsToMetadataWithoutPayloadForAReadRequest) {
@@ -282,8 +288,8 @@ TEST(Plan, SlicesOfGpuMemoryAreEqualWhereSmallOnesLeaveLanesIdle) {
   const PlanLimits limits{.slice_bytes = 4 * kMiB, .lanes = 16, .equal = true};
   const auto plan = MakePlan(Direction::kWrite, {}, {part}, limits);
   ASSERT_TRUE(plan);
-  EXPECT_EQ((*plan)->slices.size(), 64U);
-  EXPECT_EQ((*plan)->slices.front().range.bytes, kMiB);
+  EXPECT_EQ((*plan)->slice_count, 64U);
+  EXPECT_EQ((*plan)->slice(0).range.bytes, kMiB);
 }
 
 }  // namespace

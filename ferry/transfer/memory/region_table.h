@@ -73,6 +73,10 @@ class RegionPin {
 // All regions of an endpoint. Any thread.
 class RegionTable {
  public:
+  static constexpr std::uint32_t kLastGeneration = ~std::uint32_t{0};
+  // `used`: the generation that each slot counts from; not 0 in tests only.
+  explicit RegionTable(std::uint32_t used = 0) : used_(used) {}
+
   // With `token`, keys name the region by that alone; the latest region of a token counts. Errors:
   // kInvalidArgument for empty memory.
   // Shared with the caller, who hands it to Remove.
@@ -112,11 +116,13 @@ class RegionTable {
   static Result<Rights> RightsOf(const RegionState& region, const wire::KeyBody& key,
                                  const Accessor& by);
 
+  const std::uint32_t used_;
   mutable std::shared_mutex mutex_;
   std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> free_;  // slots that can be used again
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionState>, SeededHash> named_;  // by token
-  std::uint64_t bytes_ = 0;  // of all regions
+  std::size_t live_ = 0;             // slots with a region
+  std::uint64_t bytes_ = 0;          // of all regions
 };
 
 // The error of a remote access: kRefused.

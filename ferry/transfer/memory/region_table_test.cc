@@ -111,6 +111,25 @@ TEST_F(RegionTableTest, SaysThatAKeyIsStaleAfterRemovalAndAfterReuseOfItsSlot) {
   EXPECT_TRUE(table_.Open(KeyOf(*next), Rights::kWrite));
 }
 
+// Regression: the generation wrapped to 0, with which every key was refused, and then repeated.
+TEST_F(RegionTableTest, ASlotIsRetiredAfterItsLastGeneration) {
+  RegionTable table(RegionTable::kLastGeneration - 1);
+  const auto last = Must(table.Add(memory_, Rights::kReadWrite));
+  EXPECT_EQ(last->generation, RegionTable::kLastGeneration);
+  EXPECT_TRUE(table.Open(KeyOf(*last), Rights::kWrite));
+  table.Remove(last);
+  EXPECT_EQ(table.size(), 0u);
+  const auto next = Must(table.Add(memory_, Rights::kReadWrite));
+  EXPECT_NE(next->id, last->id);
+  EXPECT_NE(next->generation, 0u);
+  EXPECT_TRUE(table.Open(KeyOf(*next), Rights::kWrite));
+  const auto stale = table.Open(KeyOf(*last), Rights::kWrite);
+  ASSERT_FALSE(stale);
+  EXPECT_THAT(stale.error().message(), HasSubstr("stale"));
+  EXPECT_EQ(table.size(), 1u);
+  EXPECT_EQ(table.Registered().regions, 1u);
+}
+
 TEST_F(RegionTableTest, SaysThatATokenIsWrongForEveryFlippedBit) {
   const auto region = Add();
   for (int bit = 0; bit < 64; ++bit) {

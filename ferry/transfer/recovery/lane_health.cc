@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ferry/core/log.h"
+#include "ferry/core/log_limiter.h"
 #include "ferry/transfer/recovery/rejoin.h"
 #include "ferry/transfer/stats/event_ring.h"
 
@@ -85,10 +85,11 @@ void LaneHealth::OnSuspect(std::uint32_t lane, const char* why) {
   if (stopped_ || lane_state.down || lane_state.suspect || paths_.size() == 1) return;
   host_->Note(fmt::format("lane {} on {} {}: trying another network path", lane,
                           paths_[lane_state.path].path.interface, why));
-  LogWith(LogLevel::kWarn, "transfer",
-          {{"peer", context_.peer_name}, {"lane", std::to_string(lane)}},
-          "lane {} to {} on {} {}: trying another network path", lane, context_.peer_name,
-          paths_[lane_state.path].path.interface, why);
+  PeerLogLimiter().Write(
+      LogLevel::kWarn, "transfer", net::HostOf(context_.peer_name),
+      {{"peer", context_.peer_name}, {"lane", std::to_string(lane)}},
+      fmt::format("lane {} to {} on {} {}: trying another network path", lane, context_.peer_name,
+                  paths_[lane_state.path].path.interface, why));
   lane_state.suspect = true;
   MarkBad(lane_state.path, kAfterLoss);
   Step(lane);
@@ -173,10 +174,11 @@ void LaneHealth::NoteFailure(std::uint32_t lane, const PathState& state, const E
     host_->Note(fmt::format("lane {} did not come up on {} at {}: {}", lane, state.path.interface,
                             state.path.to.ToString(), error.message()));
   }
-  LogWith(LogLevel::kInfo, "transfer",
-          {{"peer", context_.peer_name}, {"lane", std::to_string(lane)}},
-          "lane {} to {} did not come up on {} at {}: {}", lane, context_.peer_name,
-          state.path.interface, state.path.to.ToString(), error.message());
+  PeerLogLimiter().Write(
+      LogLevel::kInfo, "transfer", net::HostOf(context_.peer_name),
+      {{"peer", context_.peer_name}, {"lane", std::to_string(lane)}},
+      fmt::format("lane {} to {} did not come up on {} at {}: {}", lane, context_.peer_name,
+                  state.path.interface, state.path.to.ToString(), error.message()));
 }
 
 // After success the lane is checked again: its own path may have become good meanwhile. After a

@@ -1,7 +1,7 @@
 // Counts what happens to a connection and logs what a person should see.
 #include "ferry/transfer/stats/connection_stats.h"
 
-#include "ferry/core/log.h"
+#include "ferry/core/log_limiter.h"
 
 namespace ferry::transfer {
 namespace {
@@ -12,6 +12,12 @@ constexpr std::size_t kEventsInALine = 16;
 // A receive that times out is normal.
 bool IsWorthAWarning(OperationKind kind, Code code) {
   return code == Code::kCorrupt || (code == Code::kTimedOut && kind != OperationKind::kRecv);
+}
+
+// A peer can cause these lines as often as it connects.
+void LogOfPeer(const std::string& peer_name, LogLevel level, LogFields fields,
+               const std::string& text) {
+  PeerLogLimiter().Write(level, "transfer", net::HostOf(peer_name), fields, text);
 }
 
 }  // namespace
@@ -60,8 +66,9 @@ void ConnectionStats::CountEnd(const Ended& ended, const Status& status) {
        CodeName(error.code()), count.get());
   // The caller has the error; the log adds only the events before it.
   if (before.empty() || !IsWorthAWarning(ended.kind, error.code())) return;
-  LogWith(LogLevel::kWarn, "transfer", {{"peer", peer_name_}, {"events", before}},
-          "{} ({} of this kind so far); events: {}", error.message(), count.get(), before);
+  LogOfPeer(peer_name_, LogLevel::kWarn, {{"peer", peer_name_}, {"events", before}},
+            fmt::format("{} ({} of this kind so far); events: {}", error.message(), count.get(),
+                        before));
 }
 
 void ConnectionStats::CountLaneLost(std::uint32_t lane, const Error& error) {
@@ -74,9 +81,9 @@ void ConnectionStats::CountLaneLost(std::uint32_t lane, const Error& error) {
 void ConnectionStats::CountLaneReplaced(std::uint32_t lane, const net::LaneInfo& info) {
   lanes_replaced_.Add();
   Note("lane {} resumed on {} ({} to {})", lane, info.interface, info.local, info.remote);
-  LogWith(LogLevel::kInfo, "transfer", {{"peer", peer_name_}, {"lane", std::to_string(lane)}},
-          "lane {} to {} resumed on {} ({} to {})", lane, peer_name_, info.interface, info.local,
-          info.remote);
+  LogOfPeer(peer_name_, LogLevel::kInfo, {{"peer", peer_name_}, {"lane", std::to_string(lane)}},
+            fmt::format("lane {} to {} resumed on {} ({} to {})", lane, peer_name_, info.interface,
+                        info.local, info.remote));
 }
 
 void ConnectionStats::CountStall(std::uint32_t lane, Clock::duration silent) {
@@ -86,12 +93,12 @@ void ConnectionStats::CountStall(std::uint32_t lane, Clock::duration silent) {
 
 void ConnectionStats::LogLoss(const Error& error, bool everyday, const std::string& events) const {
   if (everyday) {
-    return LogWith(LogLevel::kInfo, "transfer", {{"peer", peer_name_}},
-                   "connection to {} ended: {}", peer_name_, error.ToString());
+    return LogOfPeer(peer_name_, LogLevel::kInfo, {{"peer", peer_name_}},
+                     fmt::format("connection to {} ended: {}", peer_name_, error.ToString()));
   }
-  LogWith(LogLevel::kWarn, "transfer", {{"peer", peer_name_}, {"events", events}},
-          "connection to {} was lost: {}; events: {}", peer_name_, error.ToString(),
-          events.empty() ? "none" : events);
+  LogOfPeer(peer_name_, LogLevel::kWarn, {{"peer", peer_name_}, {"events", events}},
+            fmt::format("connection to {} was lost: {}; events: {}", peer_name_, error.ToString(),
+                        events.empty() ? "none" : events));
 }
 
 }  // namespace ferry::transfer
