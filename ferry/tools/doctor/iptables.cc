@@ -122,10 +122,10 @@ FilterRule ParseRule(const std::string& line, const std::vector<std::string>& wo
 }
 
 FilterChain::Way WayOf(const std::string& table, const std::string& name) {
-  using Way = FilterChain::Way;
-  if (table == "nat") return Way::kNone;
-  if (name == "INPUT" || name == "PREROUTING") return Way::kIn;
-  return name == "OUTPUT" || name == "POSTROUTING" ? Way::kOut : Way::kNone;
+  if (table == "nat") return FilterChain::Way::kNone;
+  if (name == "INPUT" || name == "PREROUTING") return FilterChain::Way::kIn;
+  return name == "OUTPUT" || name == "POSTROUTING" ? FilterChain::Way::kOut
+                                                   : FilterChain::Way::kNone;
 }
 
 }  // namespace
