@@ -433,13 +433,13 @@ TEST(Transfer, FilesOfAnySizeArriveIdentical) {
   EXPECT_EQ(server.Finish().exit_code, 0);
 }
 
-TEST(Transfer, AnExistingFileIsReplacedAndNothingElseIsLeft) {
+TEST(Transfer, WithOverwriteAnExistingFileIsReplacedAndNothingElseIsLeft) {
   const Folder here;
   const Folder there;
   WriteFile(here / "model", "new");
   WriteFile(there / "model", "old and longer");
   Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
-                  "0", "--once", "--json"});
+                  "0", "--once", "--json", "--overwrite"});
   const ProgramEnd client =
       Ferry({"transfer", "client", AddressOf(&server), "--file", (here / "model").string()});
   ASSERT_EQ(client.exit_code, 0) << client.err;

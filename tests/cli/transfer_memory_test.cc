@@ -125,7 +125,7 @@ TEST(TransferMemory, TheReportSaysWhichMemoryEitherSideUsed) {
              (here / "file").string(), "--memory", "cuda"},
             kTwoGpus);
   EXPECT_EQ(client.exit_code, 0) << client.err;
-  EXPECT_THAT(client.out, AllOf(HasSubstr("writing from 5000 B on cuda:0 into 5000 B on the "
+  EXPECT_THAT(client.out, AllOf(HasSubstr("writing through 5000 B on cuda:0 into 5000 B on the "
                                           "server's cuda:1"),
                                 HasSubstr("moved 5000 bytes from cuda:0 to cuda:1 memory")));
   EXPECT_THAT(server.Finish().out, HasSubstr("done: 5000 bytes from cuda:0 to cuda:1 memory"));

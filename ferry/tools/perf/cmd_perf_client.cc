@@ -86,8 +86,10 @@ void PrintHead(const PerfJob& job, const transfer::ConnectionInfo& info) {
 }
 
 Status ReportCase(const PerfJob& job, const PerfCase& perf_case, Link* link) {
+  const Deadline deadline = Deadline::After(job.deadline);
   const auto row_or_error = MeasureCase(job, perf_case, link);
-  if (!row_or_error && row_or_error.error().code() == Code::kTimedOut) {
+  // Other waits have times of their own.
+  if (!row_or_error && row_or_error.error().code() == Code::kTimedOut && deadline.expired()) {
     return Error(Code::kTimedOut,
                  fmt::format("{} did not end within {} (--deadline): {}", TitleOf(perf_case),
                              FormatDuration(job.deadline), row_or_error.error().message()));
@@ -119,7 +121,17 @@ Config FloorConfig(const Config& config, const std::string& congestion_control) 
 Status RunPerfClient(const PerfJob& job, const std::string& address) {
   const Deadline deadline = Deadline::After(job.config.connect_timeout);
   FERRY_TRY_ASSIGN(Link link, MakeLink(job, address, deadline));
-  if (job.floor) FERRY_TRY(OpenFloor(job, &link, deadline));
+  if (job.floor) {
+    const Status opened = OpenFloor(job, &link, deadline);
+    if (!opened && opened.error().code() == Code::kTimedOut) {
+      return Error(Code::kTimedOut,
+                   fmt::format("the plain-socket floor to {} was not open within {} "
+                               "(FERRY_CONNECT_TIMEOUT): {}",
+                               address, FormatDuration(job.config.connect_timeout),
+                               opened.error().message()));
+    }
+    FERRY_TRY(opened);
+  }
   if (!job.json) PrintHead(job, link.connection.Info());
   for (const PerfCase& perf_case : job.cases) FERRY_TRY(ReportCase(job, perf_case, &link));
   FERRY_TRY(WriteTraces(job, link));

@@ -13,6 +13,7 @@
 #include "ferry/tools/perf/floor.h"
 #include "ferry/tools/perf/marks.h"
 #include "ferry/tools/perf/memory.h"
+#include "ferry/tools/support/acceptor.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/operations.h"
 #include "ferry/tools/support/process.h"
@@ -300,8 +301,9 @@ void Announce(const Config& config, const transfer::Endpoint& endpoint, bool jso
 Status RunPerfServer(const PerfServerJob& job) {
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   Announce(job.config, endpoint, job.json);
+  Acceptor acceptor(&endpoint, job.config);
   while (!Interrupted()) {
-    auto connection = AcceptNext(&endpoint);
+    auto connection = acceptor.Next();
     if (!connection) break;
     const std::string peer = connection->Info().peer;
     if (!job.json) PrintLine(fmt::format("client {} has connected", peer));

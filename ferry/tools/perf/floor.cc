@@ -52,20 +52,20 @@ std::string PeerOf(int fd) {
   return ::getpeername(fd, name, &raw.length) == 0 ? net::FromRaw(raw).ToString() : "the peer";
 }
 
+// Without the peer's name, which a socket that has failed does not know any more: Named() adds it.
 Error FloorError(int fd, const char* call, ssize_t result) {
   const int error_number = errno;
-  if (result == 0) {
+  if (result == 0) return Error(Code::kPeerLost, "closed a socket of the plain-socket floor");
+  // By the socket's timeout, or the kernel's for what the peer does not acknowledge.
+  if (error_number == EAGAIN || error_number == EWOULDBLOCK || error_number == ETIMEDOUT) {
     return Error(Code::kPeerLost,
-                 fmt::format("{} closed a socket of the plain-socket floor", PeerOf(fd)));
+                 fmt::format("has been silent for {} s (FERRY_PEER_TIMEOUT) while the plain-socket "
+                             "floor was measured, during a {}; check that its process runs and "
+                             "that the network to it works",
+                             TimeoutOf(fd).count(), call));
   }
-  if (error_number == EAGAIN || error_number == EWOULDBLOCK) {
-    return Error(Code::kPeerLost,
-                 fmt::format("{} has been silent for {} s (FERRY_PEER_TIMEOUT) while the "
-                             "plain-socket floor was measured, during a {}; check that its process "
-                             "runs and that the network to it works",
-                             PeerOf(fd), TimeoutOf(fd).count(), call));
-  }
-  return ErrnoError(fmt::format("{} on a socket of the floor", call), error_number);
+  return Error(Code::kPeerLost, fmt::format("is lost to a socket of the plain-socket floor: {}: {}",
+                                            call, std::strerror(error_number)));
 }
 
 Status SendAll(int fd, std::span<const std::byte> bytes, std::uint64_t chunk) {
@@ -190,7 +190,9 @@ Status RecvPing(int fd, bool spin) {
     const bool empty = got < 0 && (errno == EAGAIN || errno == EINTR);
     const bool glance = tries % kTriesPerGlance == 0;
     if (empty && glance && Interrupted()) return InterruptedError();
-    if (!empty || (glance && deadline.expired())) return FloorError(fd, "recv", got);
+    const bool late = empty && glance && deadline.expired();
+    if (late) errno = EAGAIN;
+    if (!empty || late) return FloorError(fd, "recv", got);
   }
   return Ok();
 }
@@ -262,12 +264,19 @@ Result<FloorSockets> FloorSockets::Connect(const Config& config, const net::Addr
                                            Deadline deadline) {
   FERRY_TRY_ASSIGN(const net::RawAddress raw, net::ToRaw(address));
   FloorSockets floor(count);
+  floor.peer_ = address.ToString();
   for (std::size_t i = 0; i < count; ++i) {
     FERRY_TRY_ASSIGN(floor.sockets_[i], ConnectOne(config, raw, deadline));
     const Hello hello{token.bytes, static_cast<std::uint32_t>(i)};
-    FERRY_TRY(SendAll(floor.sockets_[i].get(), std::as_bytes(std::span(&hello, 1)), sizeof hello));
+    FERRY_TRY(floor.Named(
+        SendAll(floor.sockets_[i].get(), std::as_bytes(std::span(&hello, 1)), sizeof hello)));
   }
   return floor;
+}
+
+Status FloorSockets::Named(const Status& status) const {
+  if (status || status.error().code() != Code::kPeerLost) return status;
+  return Error(Code::kPeerLost, peer_ + " " + status.error().message(), status.error().where());
 }
 
 std::span<const UniqueFd> FloorSockets::SocketsFor(std::size_t bytes) const {
@@ -277,24 +286,24 @@ std::span<const UniqueFd> FloorSockets::SocketsFor(std::size_t bytes) const {
 
 Status FloorSockets::Produce(std::span<const std::byte> buffer, const FloorRun& run) {
   const auto sockets = SocketsFor(buffer.size());
-  return OnEach(sockets, [&](int fd, std::size_t index) {
+  return Named(OnEach(sockets, [&](int fd, std::size_t index) {
     return ProduceShare(fd, ShareOf(buffer, index, sockets.size()), run);
-  });
+  }));
 }
 
 Status FloorSockets::Consume(std::span<std::byte> buffer, const FloorRun& run) {
   const auto sockets = SocketsFor(buffer.size());
-  return OnEach(sockets, [&](int fd, std::size_t index) {
+  return Named(OnEach(sockets, [&](int fd, std::size_t index) {
     return ConsumeShare(fd, ShareOf(buffer, index, sockets.size()), run);
-  });
+  }));
 }
 
 Status FloorSockets::Ping(const Pings& pings, std::vector<double>* half_round_trips) {
   const int fd = sockets_.front().get();
   for (std::uint64_t i = 0; i < pings.count; ++i) {
     const auto begin = Clock::now();
-    FERRY_TRY(SendPing(fd));
-    FERRY_TRY(RecvPing(fd, pings.spin));
+    FERRY_TRY(Named(SendPing(fd)));
+    FERRY_TRY(Named(RecvPing(fd, pings.spin)));
     const std::chrono::duration<double> round_trip = Clock::now() - begin;
     half_round_trips->push_back(round_trip.count() / 2);
   }
@@ -304,8 +313,8 @@ Status FloorSockets::Ping(const Pings& pings, std::vector<double>* half_round_tr
 Status FloorSockets::Pong(const Pings& pings) {
   const int fd = sockets_.front().get();
   for (std::uint64_t i = 0; i < pings.count; ++i) {
-    FERRY_TRY(RecvPing(fd, pings.spin));
-    FERRY_TRY(SendPing(fd));
+    FERRY_TRY(Named(RecvPing(fd, pings.spin)));
+    FERRY_TRY(Named(SendPing(fd)));
   }
   return Ok();
 }
@@ -343,6 +352,7 @@ Result<FloorSockets> FloorListener::Accept(const Config& config, std::size_t cou
         heard && hello.token == token_.bytes && hello.index < count && !floor.sockets_[hello.index];
     // The token was agreed on over the connection, so that nobody else's socket is counted in.
     if (!ours) continue;  // an unknown peer on our port
+    floor.peer_ = PeerOf(socket.get());
     floor.sockets_[hello.index] = std::move(socket);
     --left;
   }

@@ -54,8 +54,11 @@ class FloorSockets {
   explicit FloorSockets(std::size_t count) : sockets_(count) {}
   // Small transfers are cheapest whole, on one socket.
   std::span<const UniqueFd> SocketsFor(std::size_t bytes) const;
+  // The status, where it is about the peer with its address.
+  Status Named(const Status& status) const;
   static constexpr std::size_t kMinShare = 64 * 1024;
 
+  std::string peer_;
   std::vector<UniqueFd> sockets_;
 };
 

@@ -114,6 +114,18 @@ TEST_F(Floor, NoticesAPeerThatGoesInTheMiddleOfAPing) {
   }
 }
 
+// The kernel's timeout is the sooner of the two here: the socket's is in whole seconds.
+TEST_F(Floor, APeerThatTakesNothingIsLostByItsNameWhicheverTimeoutEndsTheWait) {
+  config_.peer_timeout = milliseconds(1500);
+  SetUp();
+  const std::vector<std::byte> buffer(64 << 20);
+  const Status produced = near_->Produce(buffer, {.count = 1, .depth = 1, .chunk = 1 << 20});
+  ASSERT_FALSE(produced);
+  EXPECT_EQ(produced.error().code(), Code::kPeerLost) << produced.error().ToString();
+  EXPECT_THAT(produced.error().message(), HasSubstr("127.0.0.1:"));
+  EXPECT_THAT(produced.error().message(), HasSubstr("has been silent for 2 s"));
+}
+
 // ---- connecting ---------------------------------------------------------------------------------
 
 // A listener on the loopback interface, and its token.

@@ -98,7 +98,7 @@ void DeclarePeerSettings(CLI::App* app, std::vector<std::string>* assignments) {
   add_file("--tls-ca", "tls_ca", "Authorities of the peer's, PEM (as --set tls_ca=FILE)");
   app->add_flag_callback(
       "--insecure", [set] { set("insecure", "on"); },
-      "Without a secret, trust peers on other machines (as --set insecure=on)");
+      "Without a secret, trust peers of other machines and users (as --set insecure=on)");
 }
 
 Result<Config> LoadConfig(const std::vector<std::string>& assignments) {

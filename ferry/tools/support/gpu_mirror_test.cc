@@ -9,7 +9,6 @@
 
 #include "ferry/core/units.h"
 #include "ferry/cuda/open_devices.h"
-#include "ferry/tools/transfer/file_window.h"
 
 namespace ferry::tools {
 namespace {
@@ -74,43 +73,6 @@ TEST(GpuMirror, MoreThanAGpuHasIsASentence) {
   EXPECT_NE(mirror.error().message().find("out of memory"), std::string::npos)
       << mirror.error().message();
   EXPECT_TRUE(GpuMirror::Allocate({1}, 2 * kMiB, config)) << "the other has all of its own";
-}
-
-// ---- FileWindow ---------------------------------------------------------------------------------
-
-TEST(FileWindow, OfHostMemoryIsTheFileItself) {
-  std::vector<std::byte> file(1000);
-  auto file_window = FileWindow::Of(file, {}, TwoGpus("104"));
-  ASSERT_TRUE(file_window);
-  EXPECT_EQ(file_window->memory().data(), file.data());
-  EXPECT_EQ(file_window->window(), 1000U);
-  EXPECT_TRUE(file_window->Load(0, 1000));
-  EXPECT_TRUE(file_window->Store(0, 1000));
-}
-
-TEST(FileWindow, OfAnEmptyFileNeedsNoMemoryButAGpu) {
-  EXPECT_EQ(FileWindow::Of({}, {1}, TwoGpus("105"))->window(), 0U);
-  EXPECT_FALSE(FileWindow::Of({}, {2}, TwoGpus("105")));
-}
-
-TEST(FileWindow, AFileThatIsMoreThanTheWindowGoesAroundInIt) {
-  constexpr std::uint64_t kBytes = kGpuWindowBytes + 5 * kMiB + 3;
-  constexpr std::uint64_t kFirst = 4 * kMiB + 1;  // the window's end comes after this much more
-  std::vector<std::byte> file(kBytes);
-  for (std::uint64_t i = 0; i < kBytes; ++i) file[i] = static_cast<std::byte>(i % 251);
-  const std::vector<std::byte> same = file;
-  auto file_window = FileWindow::Of(file, {0}, TwoGpus("106"));
-  ASSERT_TRUE(file_window) << file_window.error().ToString();
-  EXPECT_EQ(file_window->window(), kGpuWindowBytes);
-  const auto take_through = [&](std::uint64_t at, std::uint64_t bytes) {
-    ASSERT_TRUE(file_window->Load(at, bytes));
-    std::fill_n(file.begin() + static_cast<std::ptrdiff_t>(at), bytes, std::byte{255});
-    ASSERT_TRUE(file_window->Store(at, bytes));
-  };
-  take_through(0, kFirst);
-  take_through(kFirst, kGpuWindowBytes);
-  take_through(kFirst + kGpuWindowBytes, kBytes - kFirst - kGpuWindowBytes);
-  EXPECT_TRUE(file == same);
 }
 
 }  // namespace

@@ -15,9 +15,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr std::uint64_t kControlTag = 1;
 constexpr std::size_t kMaxControlBytes = 64 * kKiB;
-constexpr auto kLastWord = std::chrono::seconds(2);
 constexpr auto kGlance = milliseconds(200);  // how often a wait looks for Ctrl-C
 
 }  // namespace
@@ -43,16 +41,10 @@ Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::
   return connection;
 }
 
-Result<transfer::Connection> AcceptNext(transfer::Endpoint* endpoint) {
-  while (!Interrupted()) {
-    auto connection = endpoint->Accept(Deadline::After(kGlance));
-    if (connection || connection.error().code() != Code::kTimedOut) return connection;
-  }
-  return InterruptedError();
-}
+namespace {
 
-Status WaitFor(transfer::Operation operation, Deadline deadline,
-               const std::function<void()>& glance) {
+// Asks `deadline_now()` for the deadline a few times a second.
+Status WaitWith(transfer::Operation operation, const std::function<Deadline()>& deadline_now) {
   for (;;) {
     // Before the wait, too: a signal must also end what never waits for long.
     if (Interrupted()) {
@@ -60,16 +52,47 @@ Status WaitFor(transfer::Operation operation, Deadline deadline,
       (void)operation.Wait();
       return InterruptedError();
     }
+    const Deadline deadline = deadline_now();
     Status status = operation.Wait(Deadline::After(kGlance).Sooner(deadline));
     if (status || status.error().code() != Code::kTimedOut) return status;
     // The timeout may be the operation's own end rather than that of the glance.
     if (operation.Poll()) return operation.Wait();
-    if (glance) glance();
-    if (!deadline.expired()) continue;
+    if (!deadline.expired() || !deadline_now().expired()) continue;
     operation.Cancel();
     (void)operation.Wait();
     return status;
   }
+}
+
+// "127.0.0.1:7471 has not answered for 30 s": `wait` is how long this side really waited.
+Error Silent(const transfer::Connection& connection, const char* what, Clock::duration wait) {
+  return Error(Code::kTimedOut, fmt::format("{} {} for {:.3g} s; check that its process runs",
+                                            connection.Info().peer, what, Seconds(wait)));
+}
+
+}  // namespace
+
+Status WaitFor(transfer::Operation operation, Deadline deadline,
+               const std::function<void()>& glance) {
+  bool first = true;
+  return WaitWith(std::move(operation), [&] {
+    if (!std::exchange(first, false) && glance) glance();
+    return deadline;
+  });
+}
+
+Status WaitWhileReceiving(transfer::Operation operation, const transfer::Connection& connection,
+                          Clock::duration timeout) {
+  const auto received = [&] { return connection.Counters().traffic.lanes.payload_bytes_received; };
+  std::uint64_t bytes = received();
+  Deadline deadline = Deadline::After(timeout);
+  const Status status = WaitWith(std::move(operation), [&] {
+    const std::uint64_t before = std::exchange(bytes, received());
+    if (bytes != before) deadline = Deadline::After(timeout);
+    return deadline;
+  });
+  if (status || status.error().code() != Code::kTimedOut) return status;
+  return Silent(connection, "has sent nothing", timeout);
 }
 
 InFlight::~InFlight() {
@@ -86,34 +109,39 @@ Status InFlight::FinishOldest(Deadline deadline, const std::function<void()>& gl
 Control::Control(transfer::Connection connection) : connection_(std::move(connection)) {}
 
 Status Control::Say(const Json& message, Deadline deadline) {
+  const auto since = Clock::now();
   const std::string text = DumpJson(message);
   FERRY_TRY_ASSIGN(
       const auto operation,
       connection_.Send(kControlTag, std::as_bytes(std::span(text)), {.deadline = deadline}));
-  return WaitFor(operation, deadline);
+  const Status said = WaitFor(operation, deadline);
+  if (said || said.error().code() != Code::kTimedOut) return said;
+  return Silent(connection_, "has not taken a message", Clock::now() - since);
+}
+
+Result<Json> Control::HearWith(const std::function<Status(transfer::Operation)>& wait) {
+  std::string text(kMaxControlBytes, '\0');
+  FERRY_TRY_ASSIGN(const auto operation, connection_.Recv(kControlTag, kWholeTag,
+                                                          std::as_writable_bytes(std::span(text))));
+  FERRY_TRY(wait(operation));
+  return ParseJson(std::string_view(text).substr(0, operation.bytes()));
 }
 
 Result<Json> Control::Hear(Deadline deadline) {
-  std::string text(kMaxControlBytes, '\0');
-  FERRY_TRY_ASSIGN(const auto operation,
-                   connection_.Recv(kControlTag, kWholeTag, std::as_writable_bytes(std::span(text)),
-                                    {.deadline = deadline}));
-  FERRY_TRY(WaitFor(operation, deadline));
-  return ParseJson(std::string_view(text).substr(0, operation.bytes()));
+  const auto since = Clock::now();
+  auto message = HearWith([&](const auto& operation) { return WaitFor(operation, deadline); });
+  if (message || message.error().code() != Code::kTimedOut) return message;
+  return Silent(connection_, "has not answered", Clock::now() - since);
+}
+
+Result<Json> Control::HearWhileReceiving(Clock::duration timeout) {
+  return HearWith(
+      [&](const auto& operation) { return WaitWhileReceiving(operation, connection_, timeout); });
 }
 
 Result<Json> Control::Ask(const Json& question, Deadline deadline) {
   FERRY_TRY(Say(question, deadline));
   return HearAnswer(deadline);
-}
-
-Status Control::CauseOf(Status ours) {
-  const Deadline timeout = Deadline::After(kLastWord);
-  for (;;) {
-    const auto message = Hear(timeout);
-    if (!message) return ours;
-    if (Status theirs = ErrorFromJson(*message); !theirs) return theirs;
-  }
 }
 
 Result<Json> Control::HearAnswer(Deadline deadline) {

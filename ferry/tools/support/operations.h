@@ -15,19 +15,23 @@ namespace ferry::tools {
 
 // The mask of a receive that matches one tag only.
 inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
+// The tag of control messages.
+inline constexpr std::uint64_t kControlTag = 1;
 
 // Connects for a command line. Every reason why the peer cannot be reached becomes kPeerLost,
 // including an unresolvable name and a timeout.
 Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::string& address,
                                        Deadline deadline);
-// Blocks until the next peer connects. Errors: kCancelled when interrupted.
-Result<transfer::Connection> AcceptNext(transfer::Endpoint* endpoint);
-
 // Blocks until an operation ends. At the deadline (kTimedOut) or when interrupted (kCancelled) the
 // operation is cancelled, so it has ended in any case. `glance`, if any, is called several times a
 // second meanwhile.
 Status WaitFor(transfer::Operation operation, Deadline deadline,
                const std::function<void()>& glance = nullptr);
+
+// Blocks until an operation ends. Where the connection has received no payload for `timeout`, the
+// operation is cancelled: kTimedOut.
+Status WaitWhileReceiving(transfer::Operation operation, const transfer::Connection& connection,
+                          Clock::duration timeout);
 
 // Operations in flight, oldest first. The destructor cancels the remaining ones and waits for them,
 // so declare it after the memory that they use.
@@ -39,6 +43,7 @@ class InFlight {
   ~InFlight();
 
   std::size_t size() const noexcept { return operations_.size(); }
+  const transfer::Operation& oldest() const noexcept { return operations_.front(); }
   void Add(transfer::Operation operation) { operations_.push_back(std::move(operation)); }
   // Waits for the oldest as WaitFor() does.
   Status FinishOldest(Deadline deadline, const std::function<void()>& glance = nullptr);
@@ -53,16 +58,18 @@ class Control {
  public:
   explicit Control(transfer::Connection connection);
 
+  // A deadline that passes is kTimedOut with the peer and the time that it had.
   Status Say(const Json& message, Deadline deadline);
   Result<Json> Hear(Deadline deadline);
+  // Waits as WaitWhileReceiving() does.
+  Result<Json> HearWhileReceiving(Clock::duration timeout);
   // Sends a message and receives the answer; an answer that reports an error becomes that error.
   Result<Json> Ask(const Json& question, Deadline deadline);
   Result<Json> HearAnswer(Deadline deadline);
-  // The cause of a failure on this side: the error that the other side has reported or reports
-  // within two seconds, otherwise the failure itself.
-  Status CauseOf(Status ours);
 
  private:
+  Result<Json> HearWith(const std::function<Status(transfer::Operation)>& wait);
+
   transfer::Connection connection_;
 };
 

@@ -69,6 +69,7 @@ void CatchSignals() {
   (void)::sigaction(SIGINT, &action, nullptr);
   (void)::sigaction(SIGTERM, &action, nullptr);
   (void)::signal(SIGPIPE, SIG_IGN);
+  (void)::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is EFBIG then
 }
 
 bool Interrupted() noexcept { return InterruptSignal() != 0; }

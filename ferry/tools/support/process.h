@@ -12,7 +12,7 @@
 namespace ferry::tools {
 
 // Installs handlers: the first SIGINT or SIGTERM only sets Interrupted(), the second kills the
-// process; SIGPIPE is ignored.
+// process; SIGPIPE and SIGXFSZ are ignored.
 void CatchSignals();
 bool Interrupted() noexcept;
 // The first of these signals that was received; 0 for none.

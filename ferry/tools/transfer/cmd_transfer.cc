@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -19,21 +20,23 @@
 #include "ferry/tools/support/report.h"
 #include "ferry/tools/transfer/file_window.h"
 #include "ferry/tools/transfer/files.h"
+#include "ferry/tools/transfer/messages.h"
 #include "ferry/transfer/endpoint.h"
 
 namespace ferry::tools {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = 64 * kMiB;
 constexpr std::size_t kPieces = 4;  // in flight
 constexpr auto kAnswer = std::chrono::seconds(30);
 
 // Writes a file piece by piece from one window into another.
 class PieceWriter {
  public:
-  // `remote` holds `window` bytes of the file's `size`, and `region` is what passes through here.
+  // `remote` holds `window` bytes of the file's `size`, and `region` is what passes through here,
+  // from `source`.
   struct Way {
     FileWindow* file_window = nullptr;
+    const FileWindow::Fill* source = nullptr;
     const transfer::Region* region = nullptr;
     const transfer::RemoteRegion* remote = nullptr;
     std::uint64_t window = 0;
@@ -74,7 +77,7 @@ std::uint64_t PieceWriter::NextPiece() const {
   // In a window that is reused, some pieces are written while others are taken out.
   const std::uint64_t share =
       way_.window < way_.size ? std::max<std::uint64_t>(way_.window / kPieces, 1) : way_.size;
-  return std::min({kPieceBytes, way_.file_window->piece_bytes(), share, way_.size - posted_,
+  return std::min({way_.file_window->piece_bytes(), share, way_.size - posted_,
                    here - posted_ % here, way_.window - posted_ % way_.window});
 }
 
@@ -113,7 +116,7 @@ Status PieceWriter::Run() {
   while (posted_ < way_.size) {
     const std::uint64_t piece = NextPiece();
     FERRY_TRY(MakeRoom(piece));
-    FERRY_TRY(way_.file_window->Load(posted_, piece));
+    FERRY_TRY(way_.file_window->Load(posted_, piece, *way_.source));
     FERRY_TRY_ASSIGN(auto write,
                      connection_.Write(*way_.region, posted_ % way_.file_window->window(),
                                        *way_.remote, posted_ % way_.window, piece));
@@ -132,16 +135,18 @@ class Delivery {
            transfer::Connection connection)
       : job_(job), endpoint_(endpoint), connection_(std::move(connection)), control_(connection_) {}
 
-  // Bytes that are in `file_window` already, or pass through it.
-  Status SendFile(const std::string& name, std::span<std::byte> file, FileWindow* file_window);
-  Status SendMessage(std::span<std::byte> text, FileWindow* file_window);
+  // The bytes pass through `file_window`.
+  Status SendFile(const std::string& name, const SourceFile& file, FileWindow* file_window);
+  Status SendMessage(std::string_view text, FileWindow* file_window);
   void DescribeTransport() const;
 
  private:
   Result<Json> Ask(Json question);
-  Status WriteAll(const Json& answer, FileWindow* file_window, std::uint64_t size);
-  Status CompareDigests(std::span<const std::byte> bytes);
-  Status Finish(const char* kind, const std::string& name, std::span<const std::byte> bytes);
+  // What `source` reads, which is also hashed.
+  FileWindow::Fill Hashed(FileWindow::Fill source);
+  Status WriteAll(const Json& answer, FileWindow* file_window, const SourceFile& file);
+  Status CompareDigests();
+  Status Finish(const char* kind, const std::string& name, std::uint64_t bytes);
   void Say(std::string_view step) const {
     if (!job_.json) PrintLine(Printable(step));
   }
@@ -152,6 +157,7 @@ class Delivery {
   Control control_;
   std::string peer_memory_ = "host";
   double seconds_ = 0;
+  Digest hash_;  // of what has been read so far
   std::string digest_;
 };
 
@@ -177,41 +183,39 @@ Result<Json> Delivery::Ask(Json question) {
   return answer;
 }
 
-Status Delivery::WriteAll(const Json& answer, FileWindow* file_window, std::uint64_t size) {
-  FERRY_TRY_ASSIGN(const auto key, BytesField(answer, "key"));
-  FERRY_TRY_ASSIGN(const auto remote, connection_.Import(key));
-  std::uint64_t window = size;
-  if (answer.contains("window")) {
-    FERRY_TRY_ASSIGN(window, NumberField(answer, "window"));
-  }
+FileWindow::Fill Delivery::Hashed(FileWindow::Fill source) {
+  return [this, source = std::move(source)](std::uint64_t at, std::span<std::byte> into) -> Status {
+    FERRY_TRY(source(at, into));
+    hash_.Add(into);
+    return Ok();
+  };
+}
+
+Status Delivery::WriteAll(const Json& answer, FileWindow* file_window, const SourceFile& file) {
   // The server's answer is not trusted: it would make NextPiece() loop or overflow.
-  if (window == 0 || window > size) {
-    return Error(Code::kCorrupt, fmt::format("the server offers a window of {} bytes for a file of "
-                                             "{}; use the same version of ferry on both sides",
-                                             window, size));
-  }
+  FERRY_TRY_ASSIGN(const TransferAnswer offer, ParseAnswer(answer, file.size()));
+  FERRY_TRY_ASSIGN(const auto remote, connection_.Import(offer.key));
   FERRY_TRY_ASSIGN(const auto region,
                    endpoint_->Register(file_window->memory(), transfer::Rights::kNone));
-  const std::string from =
-      job_.memory.is_host()
-          ? "the mapped file"
-          : fmt::format("{} on {}", FormatSize(file_window->window()), job_.memory.ToString());
-  const std::string to = peer_memory_ == "host" ? "the server's mapped file"
-                                                : fmt::format("{} on the server's {}",
-                                                              FormatSize(window), peer_memory_);
-  Say(fmt::format("writing from {} into {}, one-sided", from, to));
+  Say(fmt::format("writing through {} on {} into {} on the server's {}, one-sided",
+                  FormatSize(file_window->window()), job_.memory.ToString(),
+                  FormatSize(offer.window), peer_memory_));
+  const auto source = Hashed([&file](std::uint64_t at, std::span<std::byte> into) -> Status {
+    FERRY_TRY(file.CheckUnchanged());
+    return file.Read(at, into);
+  });
   const auto begin = Clock::now();
-  FERRY_TRY(
-      PieceWriter({file_window, &region, &remote, window, size}, connection_, &control_).Run());
-  seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
+  FERRY_TRY(PieceWriter({file_window, &source, &region, &remote, offer.window, file.size()},
+                        connection_, &control_)
+                .Run());
+  seconds_ = Seconds(Clock::now() - begin);
   return Ok();
 }
 
-Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
-  Say("hashing on both sides");
-  digest_ = Sha256(bytes);
+Status Delivery::CompareDigests() {
+  digest_ = hash_.Finish();
   FERRY_TRY(control_.Say({{"sha256", digest_}}, Deadline::After(kAnswer)));
-  // Hashing a large file takes the server as long as it takes; a lost connection ends the wait.
+  // A disk takes as long as it takes; a lost connection ends the wait.
   FERRY_TRY_ASSIGN(const Json answer, control_.HearAnswer(Deadline::Never()));
   // The server waits for it, so that its answer is not lost with the connection.
   (void)control_.Say({{"bye", true}}, Deadline::After(kAnswer));
@@ -222,12 +226,11 @@ Status Delivery::CompareDigests(std::span<const std::byte> bytes) {
   return Error(Code::kInternal, "the bytes at the receiver differ from those sent");
 }
 
-Status Delivery::Finish(const char* kind, const std::string& name,
-                        std::span<const std::byte> bytes) {
-  const double gbps = seconds_ > 0 ? static_cast<double>(bytes.size()) / seconds_ / 1e9 : 0;
-  Say(fmt::format("moved {} bytes from {} to {} memory in {:.3f} ms, {:.3f} GB/s", bytes.size(),
+Status Delivery::Finish(const char* kind, const std::string& name, std::uint64_t bytes) {
+  const double gbps = seconds_ > 0 ? static_cast<double>(bytes) / seconds_ / 1e9 : 0;
+  Say(fmt::format("moved {} bytes from {} to {} memory in {:.3f} ms, {:.3f} GB/s", bytes,
                   job_.memory.ToString(), peer_memory_, seconds_ * 1e3, gbps));
-  FERRY_TRY(CompareDigests(bytes));
+  FERRY_TRY(CompareDigests());
   Say("done: identical");
   if (!job_.json) return Ok();
   const auto info = connection_.Info();
@@ -243,7 +246,7 @@ Status Delivery::Finish(const char* kind, const std::string& name,
   }
   PrintLine(DumpJson(Json{{"kind", kind},
                           {"name", name},
-                          {"bytes", bytes.size()},
+                          {"bytes", bytes},
                           {"seconds", seconds_},
                           {"gbps", gbps},
                           {"sha256", digest_},
@@ -255,31 +258,37 @@ Status Delivery::Finish(const char* kind, const std::string& name,
   return Ok();
 }
 
-Status Delivery::SendFile(const std::string& name, std::span<std::byte> file,
+Status Delivery::SendFile(const std::string& name, const SourceFile& file,
                           FileWindow* file_window) {
   Say(fmt::format("file {}, {} bytes: asking the server for room", name, file.size()));
   FERRY_TRY_ASSIGN(const Json answer,
                    Ask({{"kind", "file"}, {"name", name}, {"size", file.size()}}));
-  if (file.empty()) {
+  if (file.size() == 0) {
     Say("there are no bytes to move");
   } else {
-    FERRY_TRY(WriteAll(answer, file_window, file.size()));
+    FERRY_TRY(WriteAll(answer, file_window, file));
   }
+  // The digest is that of the bytes that were read, which need not have been one state of the file.
+  FERRY_TRY(file.CheckUnchanged());
   FERRY_TRY(control_.Say({{"landed", true}}, Deadline::After(kAnswer)));
-  return Finish("file", name, file);
+  return Finish("file", name, file.size());
 }
 
-Status Delivery::SendMessage(std::span<std::byte> text, FileWindow* file_window) {
+Status Delivery::SendMessage(std::string_view text, FileWindow* file_window) {
   Say(fmt::format("message of {} bytes: sending it two-sided", text.size()));
   FERRY_TRY(Ask({{"kind", "message"}, {"size", text.size()}}));
-  FERRY_TRY(file_window->Load(0, text.size()));
+  const auto source = Hashed([text](std::uint64_t at, std::span<std::byte> into) {
+    std::memcpy(into.data(), text.data() + at, into.size());
+    return Ok();
+  });
+  FERRY_TRY(file_window->Load(0, text.size(), source));
   const auto begin = Clock::now();
   InFlight sends;
   FERRY_TRY_ASSIGN(auto send, connection_.Send(kMessageTag, file_window->memory()));
   sends.Add(std::move(send));
   FERRY_TRY(sends.FinishOldest(Deadline::Never()));
-  seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
-  return Finish("message", "", text);
+  seconds_ = Seconds(Clock::now() - begin);
+  return Finish("message", "", text.size());
 }
 
 // The options as they were given.
@@ -287,8 +296,10 @@ struct TransferFlags {
   std::string host;
   std::string listen;
   std::optional<std::uint16_t> port;
-  std::string directory = ".";
+  std::optional<std::string> directory;
+  bool overwrite = false;
   bool once = false;
+  std::string timeout = "30s";
   std::optional<std::string> file;
   std::string message;
   std::string memory = "host";
@@ -298,8 +309,14 @@ struct TransferFlags {
 Status StartTransferServer(const TransferFlags& flags, bool json) {
   TransferServerJob job;
   job.directory = flags.directory;
+  job.overwrite = flags.overwrite;
   job.once = flags.once;
   job.json = json;
+  FERRY_TRY_ASSIGN(job.timeout, ParseDuration(flags.timeout));
+  if (job.timeout.count() <= 0) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("--timeout {} cannot be used; give a time above 0", flags.timeout));
+  }
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   FERRY_TRY_ASSIGN(job.config, LoadConfig(flags.settings));
   if (!flags.listen.empty()) FERRY_TRY(job.config.Set("listen_host", flags.listen, "--listen"));
@@ -324,30 +341,23 @@ Status StartTransferClient(const TransferFlags& flags, bool json) {
 
 }  // namespace
 
-Result<std::string> MemoryField(const Json& message) {
-  if (!message.contains("memory")) return std::string("host");
-  return TextField(message, "memory");
-}
-
 Status RunTransferClient(const TransferClientJob& job) {
   std::optional<SourceFile> file;
-  std::string message = job.message;
-  auto bytes = std::as_writable_bytes(std::span(message));
   if (job.file) {
     FERRY_TRY_ASSIGN(auto opened, SourceFile::Open(*job.file));
     file.emplace(std::move(opened));
-    bytes = file->bytes();
   }
-  FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(bytes, job.memory, job.config));
+  const std::uint64_t size = file ? file->size() : job.message.size();
+  FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(size, job.memory, job.config));
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection,
                    ConnectTo(&endpoint, job.address, Deadline::After(job.config.connect_timeout)));
   Delivery delivery(job, &endpoint, connection);
   delivery.DescribeTransport();
-  if (!file) return delivery.SendMessage(bytes, &file_window);
+  if (!file) return delivery.SendMessage(job.message, &file_window);
   FERRY_TRY_ASSIGN(const std::string name, BaseNameOf(*job.file));
-  return delivery.SendFile(name, bytes, &file_window);
+  return delivery.SendFile(name, *file, &file_window);
 }
 
 void DeclareTransfer(CLI::App* app, Invocation* invocation) {
@@ -360,9 +370,13 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
   CLI::App* const server = app->add_subcommand("server", "Receive files and messages");
   server
       ->add_option("--dir", flags.directory,
-                   "Folder for received files; existing files are replaced")
-      ->capture_default_str()
+                   "Folder for received files; default: the current one, without names that begin "
+                   "with a dot")
       ->type_name("DIR");
+  server->add_flag("--overwrite", flags.overwrite, "Replace existing files of the same name");
+  server->add_option("--timeout", flags.timeout, "Drop a client that sends nothing for this long")
+      ->capture_default_str()
+      ->type_name("TIME");
   server->add_option("--listen", flags.listen, "Address to listen on; default: all")
       ->type_name("HOST");
   server->add_flag("--once", flags.once, "End after one transfer, with its exit code");

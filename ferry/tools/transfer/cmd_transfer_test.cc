@@ -5,11 +5,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,8 +19,8 @@
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/testing/command_line.h"
 #include "ferry/tools/testing/peer_pair.h"
-#include "ferry/tools/transfer/file_window.h"
 #include "ferry/tools/transfer/files.h"
+#include "ferry/tools/transfer/messages.h"
 
 namespace ferry::tools {
 namespace {
@@ -126,7 +128,13 @@ class TransferRun : public testing::TestWithParam<const char*> {
     return RunHere(arguments);
   }
   static CommandLine ServerOf(const TransferFolder& folder) {
-    return {"--dir", folder.text(), "--memory", GetParam(), "--set", "devices=simulated:2:402"};
+    return {"--dir",
+            folder.text(),
+            "--overwrite",
+            "--memory",
+            GetParam(),
+            "--set",
+            "devices=simulated:2:402"};
   }
 };
 
@@ -167,8 +175,8 @@ TEST(TransferText, TellsEachStep) {
   ASSERT_TRUE(file.status) << file.message();
   EXPECT_THAT(file.out, AllOf(HasSubstr("file f\\x1b[2J, 4 bytes: asking the server for room"),
                               HasSubstr("transport tcp: "), HasSubstr("lane 0: 127.0.0.1:"),
-                              HasSubstr("writing from the mapped file into the server's mapped "
-                                        "file, one-sided"),
+                              HasSubstr("writing through 4 B on host into 4 B on the server's "
+                                        "host, one-sided"),
                               HasSubstr("moved 4 bytes from host to host memory"),
                               HasSubstr("done: identical")));
   const Ended empty =
@@ -333,42 +341,71 @@ TEST_F(TransferServerTest, AFileIsKeptWhenTheDigestIsRight) {
   folder_.Remove("file");
 }
 
+// The place is the only one here, as --once has no other.
+TEST(TransferServer, ASilentClientLosesItsPlaceAndItsDisk) {
+  const TransferFolder folder;
+  const TestServer server("transfer", {"--dir", folder.text(), "--once", "--timeout", "300ms"});
+  ASSERT_TRUE(server.started());
+  ScriptedClient client(server.address());
+  const Json offered = client.Ask({{"kind", "file"}, {"name", "file"}, {"size", 4}});
+  EXPECT_EQ(offered.value("window", 0), 4) << offered.dump();
+  EXPECT_THAT(ErrorText(client.Hear()), HasSubstr("has sent nothing for 0.3 s"));
+  EXPECT_TRUE(folder.empty());
+}
+
+TEST(TransferServer, ASilentSenderOfAMessageLosesItsPlace) {
+  const TestServer server("transfer", {"--once", "--timeout", "300ms"});
+  ASSERT_TRUE(server.started());
+  ScriptedClient client(server.address());
+  EXPECT_TRUE(FlagField(client.Ask({{"kind", "message"}, {"size", 4}}), "ready"));
+  EXPECT_THAT(ErrorText(client.Hear()), HasSubstr("has sent nothing for 0.3 s"));
+}
+
+TEST(TransferServer, TheTransferOfOnceHoldsNobodyUp) {
+  const TransferFolder folder;
+  const TestServer server("transfer", {"--dir", folder.text(), "--once"});
+  ASSERT_TRUE(server.started());
+  ScriptedClient first(server.address());
+  EXPECT_TRUE(FlagField(first.Ask({{"kind", "file"}, {"name", "file"}, {"size", 4}}), "ready"));
+  ScriptedClient second(server.address());
+  EXPECT_THAT(ErrorText(second.Ask({{"kind", "message"}, {"size", 0}})), HasSubstr("(--once)"));
+}
+
+TEST(TransferServer, ClientsThatDoNothingKeepOthersWaitingNeitherAloneNorTogether) {
+  const TransferFolder folder;
+  const TestServer server("transfer", {"--dir", folder.text(), "--set", "workers=1"});
+  ASSERT_TRUE(server.started());
+  std::list<ScriptedClient> silent;
+  for (int i = 0; i < 16; ++i) {
+    ScriptedClient& client = silent.emplace_back(server.address());
+    EXPECT_TRUE(FlagField(client.Ask({{"kind", "file"}, {"name", "file"}, {"size", 4}}), "ready"));
+  }
+  const auto error_of_next = [&] {
+    ScriptedClient client(server.address());
+    return ErrorText(client.Ask({{"kind", "message"}, {"size", 0}}));
+  };
+  EXPECT_THAT(error_of_next(), HasSubstr("serves 16 clients at a time"));
+  silent.pop_back();
+  // Its place is free when the server has seen that it has left.
+  std::string error = error_of_next();
+  for (const Deadline deadline = PeerDeadline(); !error.empty() && !deadline.expired();) {
+    error = error_of_next();
+  }
+  EXPECT_EQ(error, "");
+}
+
 TEST_F(TransferServerTest, AClientThatLeavesInTheMiddleLeavesNothing) {
   {
     ScriptedClient client(server_.address());
     (void)client.Ask({{"kind", "file"}, {"name", "file"}, {"size", 4}});
   }
   ScriptedClient next(server_.address());
-  EXPECT_TRUE(FlagField(next.Ask({{"kind", "message"}, {"size", 0}}), "ready"))
-      << "it has ended the one before";
-  EXPECT_TRUE(folder_.empty());
-}
-
-// ---- windows ------------------------------------------------------------------------------------
-
-TEST(FileWindowThroughHostMemory, IsSmallerThanTheFileAndGoesAroundInIt) {
-  std::vector<std::byte> file(10'000);
-  for (std::size_t i = 0; i < file.size(); ++i) file[i] = static_cast<std::byte>(i % 251);
-  const std::vector<std::byte> same = file;
-  auto window = FileWindow::Through(file, {}, 4096, Config());
-  ASSERT_TRUE(window) << window.error().ToString();
-  EXPECT_EQ(window->window(), 4096U);
-  EXPECT_NE(window->memory().data(), file.data());
-  for (std::uint64_t at = 0; at < file.size();) {
-    const std::uint64_t bytes = std::min<std::uint64_t>(3000, file.size() - at);
-    ASSERT_TRUE(window->Load(at, bytes));
-    std::fill_n(file.begin() + static_cast<std::ptrdiff_t>(at), bytes, std::byte{255});
-    ASSERT_TRUE(window->Store(at, bytes));
-    at += bytes;
+  EXPECT_TRUE(FlagField(next.Ask({{"kind", "message"}, {"size", 0}}), "ready"));
+  // Where files need names, that of the one before goes when its end is seen.
+  for (const Deadline deadline = PeerDeadline(); !folder_.empty() && !deadline.expired();) {
+    ::sched_yield();
   }
-  EXPECT_TRUE(file == same);
-}
-
-TEST(FileWindowThroughHostMemory, IsNoMoreThanTheFile) {
-  std::vector<std::byte> file(100);
-  EXPECT_EQ(FileWindow::Through(file, {}, 4096, Config())->window(), 100U);
-  EXPECT_EQ(FileWindow::Through({}, {}, 4096, Config())->window(), 0U);
-  EXPECT_TRUE(FileWindow().memory().empty());
+  EXPECT_TRUE(folder_.empty());
 }
 
 }  // namespace

@@ -1,60 +1,56 @@
-// Implements the file window through which a file passes GPU or registered memory.
+// Implements the file window through which a file passes GPU or host memory.
 
 #include "ferry/tools/transfer/file_window.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "ferry/core/check.h"
 
 namespace ferry::tools {
 
-Result<FileWindow> FileWindow::Of(std::span<std::byte> file, MemoryChoice choice,
-                                  const Config& config) {
-  if (!choice.is_host()) return Through(file, choice, kGpuWindowBytes, config);
+Result<FileWindow> FileWindow::Of(std::uint64_t size, MemoryChoice choice, const Config& config,
+                                  std::uint64_t most) {
   FileWindow file_window;
-  file_window.file_ = file;
-  return file_window;
-}
-
-Result<FileWindow> FileWindow::Through(std::span<std::byte> file, MemoryChoice choice,
-                                       std::uint64_t most, const Config& config) {
-  FileWindow file_window;
-  file_window.file_ = file;
-  // Opens the GPU for an empty file too, so that a GPU that does not exist is reported.
+  // For an empty file, too, so that a GPU that does not exist is reported.
   FERRY_TRY(choice.Open(config));
-  if (file.empty()) return file_window;
-  const std::uint64_t window = std::min<std::uint64_t>(file.size(), most);
+  const std::uint64_t window = std::min(size, most);
+  if (window == 0) return file_window;
   if (choice.is_host()) {
-    FERRY_TRY_ASSIGN(file_window.beside_, HostBuffer::Allocate(window));
+    FERRY_TRY_ASSIGN(file_window.host_, MapHugePages(window));
   } else {
     FERRY_TRY_ASSIGN(file_window.gpu_, GpuMirror::Allocate(choice, window, config));
   }
   return file_window;
 }
 
-Status FileWindow::Load(std::uint64_t at, std::uint64_t bytes) {
-  return Pass(cuda::CopyKind::kHostToDevice, at, bytes);
-}
-
-Status FileWindow::Store(std::uint64_t at, std::uint64_t bytes) {
-  return Pass(cuda::CopyKind::kDeviceToHost, at, bytes);
-}
-
-Status FileWindow::Pass(cuda::CopyKind kind, std::uint64_t at, std::uint64_t bytes) {
-  if (!gpu_ && beside_.bytes().empty()) return Ok();
-  FERRY_CHECK(bytes <= window() && at + bytes <= file_.size(), at, bytes, window());
+Status FileWindow::InParts(
+    std::uint64_t at, std::uint64_t bytes,
+    const std::function<Status(std::uint64_t, std::uint64_t, std::uint64_t)>& pass) {
+  FERRY_CHECK(bytes <= window(), at, bytes, window());
   for (const std::uint64_t end = at + bytes; at < end;) {
     const std::uint64_t place = at % window();
     const std::uint64_t part = std::min(end - at, window() - place);
-    std::byte* const in_file = file_.data() + at;
-    std::byte* const beside = (gpu_ ? gpu_.host() : beside_.bytes()).data() + place;
-    if (kind == cuda::CopyKind::kHostToDevice) std::memcpy(beside, in_file, part);
-    if (gpu_) FERRY_TRY(gpu_.Move(kind, place, part));
-    if (kind == cuda::CopyKind::kDeviceToHost) std::memcpy(in_file, beside, part);
+    FERRY_TRY(pass(at, place, part));
     at += part;
   }
   return Ok();
+}
+
+Status FileWindow::Load(std::uint64_t at, std::uint64_t bytes, const Fill& fill) {
+  return InParts(at, bytes,
+                 [&](std::uint64_t from, std::uint64_t place, std::uint64_t part) -> Status {
+                   FERRY_TRY(fill(from, host().subspan(place, part)));
+                   if (gpu_) FERRY_TRY(gpu_.Move(cuda::CopyKind::kHostToDevice, place, part));
+                   return Ok();
+                 });
+}
+
+Status FileWindow::Store(std::uint64_t at, std::uint64_t bytes, const Drain& drain) {
+  return InParts(at, bytes,
+                 [&](std::uint64_t to, std::uint64_t place, std::uint64_t part) -> Status {
+                   if (gpu_) FERRY_TRY(gpu_.Move(cuda::CopyKind::kDeviceToHost, place, part));
+                   return drain(to, host().subspan(place, part));
+                 });
 }
 
 }  // namespace ferry::tools

@@ -1,0 +1,46 @@
+// Accepts the peers that a server of the tools may serve, and tells the others why it does not.
+#pragma once
+#include <functional>
+#include <list>
+#include <string>
+
+#include "ferry/core/config.h"
+#include "ferry/core/log_limiter.h"
+#include "ferry/core/result.h"
+#include "ferry/tools/support/operations.h"
+#include "ferry/transfer/endpoint.h"
+
+namespace ferry::tools {
+
+// For one thread.
+class Acceptor {
+ public:
+  // Both must outlive this object.
+  Acceptor(transfer::Endpoint* endpoint, const Config& config)
+      : endpoint_(endpoint), config_(config) {}
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
+  ~Acceptor();
+
+  // Blocks for the next peer that CheckUser() permits. `stop`, if any, is asked several times a
+  // second. Errors: kCancelled when interrupted, or where `stop` returned true.
+  Result<transfer::Connection> Next(const std::function<bool()>& stop = nullptr);
+  // Tells a peer why it is not served, and closes its connection when it has left or after two
+  // seconds. Never waits for the peer.
+  void Refuse(transfer::Connection connection, const Error& reason);
+
+ private:
+  struct Refused {
+    transfer::Connection connection;
+    std::string text;  // in flight
+    Deadline until;
+  };
+  void CloseRefused();
+
+  transfer::Endpoint* const endpoint_;
+  const Config& config_;
+  LogLimiter log_;
+  std::list<Refused> refused_;
+};
+
+}  // namespace ferry::tools
