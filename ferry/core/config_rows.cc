@@ -136,7 +136,8 @@ constexpr ConfigRow kRows[] = {
      .member = &ConfigValues::zero_copy_send,
      .form = "auto | on | off",
      .help =
-         "whether sends are zero-copy: pages are spliced into the socket instead of being copied"},
+         "whether sends are zero-copy: pages are spliced into the socket instead of being copied, "
+         "where no other user can read them later"},
     {.name = "checksum",
      .member = &ConfigValues::checksum,
      .form = "on | off",

@@ -18,6 +18,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
+#include "ferry/net/socket_owner.h"
 
 // The transport interface. A provider creates lanes; a lane is an ordered, reliable, two-way
 // channel of frames. A frame is a little metadata (`meta`), which the receiver reads first, and a
@@ -78,17 +79,17 @@ inline Error GpuMemoryUnsupported(std::string_view provider) {
 }
 
 // A frame to send. The sender owns it and keeps it and all memory that it refers to unchanged from
-// Send() until OnSent() or OnClosed(); with `may_splice`, the payload memory until the peer has
-// acknowledged it.
+// Send() until OnSent() or OnClosed(). If the lane has spliced its pages, the payload memory stays
+// unchanged until the peer has acknowledged it and Lane::HasDelivered(spliced_to).
 struct OutFrame {
   std::vector<std::byte> meta;  // 1..kMaxMetaBytes
   std::vector<iovec> payload;   // at most kMaxPayloadBytes in all; no empty elements
   // The payload instead of `payload`, which is empty then.
   RegisteredRange registered{};
   std::uint64_t payload_bytes = 0;
-  bool may_splice =
-      false;           // zero-copy send allowed: the lane may splice the pages instead of copying
-  bool given = false;  // set by the lane: it did splice them
+  bool may_splice = false;  // zero-copy send allowed: pages may be spliced instead of copied
+  // Set by the lane when it has spliced pages: the end of the frame in what the lane has sent.
+  std::uint64_t spliced_to = 0;
 };
 
 // The receiver's decision about the payload of an arriving frame.
@@ -222,6 +223,14 @@ class Lane {
   // kMaxMetaBytes, the initial value, the lane buffers at most kPendingPeerLaneBytes from its peer.
   virtual void SetMaxMeta(std::size_t bytes) = 0;
   virtual LaneInfo Info() const = 0;
+  // Between the handshake and Attach(), or on the lane's loop: whether the peer is this process of
+  // our user on this machine, as it says itself. Only then are pages spliced to a peer on a path
+  // that may stay in this machine, because there the peer's kernel takes the pages themselves.
+  virtual bool ProvePeer(const ProcessHint& /*process*/) { return false; }
+  // Whether what was sent up to this position (OutFrame::spliced_to) has left the kernel: the
+  // peer's TCP has acknowledged it, or the lane is closed. An acknowledgement of the peer that
+  // comes before is a lie.
+  virtual bool HasDelivered(std::uint64_t /*position*/) const { return true; }
   // Current values, without waiting. Not after the lane has ended.
   virtual PathStats Path() const { return {}; }
   // Checks for bytes that the lane may have left in the kernel to save wake-ups.

@@ -62,6 +62,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void SetMaxMeta(std::size_t bytes) override;
   LaneInfo Info() const override { return info_; }
   PathStats Path() const override { return control().Path(); }
+  bool ProvePeer(const ProcessHint& process) override { return control().ProvePeer(process); }
   void Poke() override;
   std::uint64_t BytesReceived() const override {
     return control().BytesReceived() + bytes_received_.load(std::memory_order_relaxed);

@@ -2,12 +2,15 @@
 #include "ferry/net/tcp/lane.h"
 
 #include <fmt/core.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
+#include "ferry/net/egress.h"
 #include "ferry/net/tcp/socket_options.h"
 
 namespace ferry::net::tcp {
@@ -31,7 +34,9 @@ TcpLane::TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info,
       stream_(std::move(stream)),
       info_(std::move(info)),
       remote_(info_.remote),
-      output_(may_splice && stream_->is_plain()) {}
+      splice_undecided_(may_splice && stream_->is_plain()) {
+  listed_.emplace(fd_.get());
+}
 
 TcpLane::~TcpLane() { CloseNow(EndsByReset()); }
 
@@ -98,8 +103,23 @@ void TcpLane::CloseNow(bool reset) {
     // descriptor, input that arrives from now on is still answered by a reset.
     (void)::shutdown(fd_.get(), SHUT_RDWR);
   }
+  listed_.reset();
   fd_.reset();
   output_.Clear();
+}
+
+bool TcpLane::ProvePeer(const ProcessHint& process) {
+  if (!fd_ || !info_.same_machine || !IsHeldBy(process, fd_.get())) return false;
+  if (std::exchange(splice_undecided_, false)) output_.AllowSplices();
+  return true;
+}
+
+// By the time that an honest peer acknowledges a frame, its kernel has acknowledged the bytes: the
+// acknowledgement comes in the same or a later segment.
+bool TcpLane::HasDelivered(std::uint64_t position) const {
+  int waiting = 0;  // bytes that the peer's kernel has not acknowledged
+  if (!fd_ || ::ioctl(fd_.get(), SIOCOUTQ, &waiting) != 0) return true;
+  return position + static_cast<std::uint64_t>(waiting) <= output_.accepted();
 }
 
 void TcpLane::Fail(LaneLoss loss, const Error& error) {
@@ -307,6 +327,10 @@ void TcpLane::Send(OutFrame* frame) {
   if (frame->registered.memory != nullptr) {
     doom_ = RegisteredMemoryUnsupported("tcp");
     return RequestNextTurn();
+  }
+  if (splice_undecided_ && frame->may_splice && frame->payload_bytes >= kSpliceFrom) {
+    splice_undecided_ = false;
+    if (LeavesThroughDevice(fd_.get())) output_.AllowSplices();
   }
   output_.Push(frame);
   RequestFlush();

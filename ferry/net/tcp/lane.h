@@ -16,7 +16,8 @@ namespace ferry::net::tcp {
 // A lane over one connected socket. See provider.h for the contract of the public methods.
 class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop::Deferred {
  public:
-  // `stream` uses the socket, which `info` describes. `may_splice` allows zero-copy sends.
+  // `stream` uses the socket, which `info` describes. `may_splice` allows zero-copy sends,
+  // where the peer cannot read the pages later.
   TcpLane(UniqueFd fd, std::unique_ptr<ByteStream> stream, LaneInfo info, bool may_splice);
   ~TcpLane() override;
 
@@ -29,6 +30,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void SetMaxMeta(std::size_t bytes) override { input_.SetMaxMeta(bytes); }
   void Poke() override;
   LaneInfo Info() const override;
+  bool ProvePeer(const ProcessHint& process) override;
+  bool HasDelivered(std::uint64_t position) const override;
   PathStats Path() const override;
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
@@ -62,6 +65,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void FailBySocket(const char* what, int error_number);
 
   UniqueFd fd_;
+  std::optional<ListedSocket> listed_;
   std::unique_ptr<ByteStream> stream_;
   EventLoop* loop_ = nullptr;
   LaneHandler* handler_ = nullptr;
@@ -79,6 +83,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
 
   // Sending.
   SendQueue output_;
+  bool splice_undecided_;  // zero-copy sends are wanted, and the path is not known yet
   bool writable_ = true;
   bool flush_requested_ = false;
   bool next_turn_requested_ = false;

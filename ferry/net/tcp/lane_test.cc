@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -237,12 +238,58 @@ TEST_F(TcpLaneTest, AbortingWithSplicedPagesResetsTheConnection) {
   Config config;
   config.zero_copy_send = AutoOnOff::kOn;
   ASSERT_NO_FATAL_FAILURE(Connect(config));
+  const ListedSocket listed(peer_->fd());
+  ASSERT_TRUE(end_->lane().ProvePeer(ThisProcess()));
   end_->on_sent = [this](OutFrame*) { end_->lane().Close(Closing::kAbort); };
   end_->Attach();
   TestFrame* const frame = end_->Make("a", CutInto(200'000, {}));
   frame->may_splice = true;
   end_->Send(frame);
   EXPECT_EQ(peer_->ReadToEnd(), ECONNRESET);
+}
+
+TEST_F(TcpLaneTest, PagesAreCopiedForAPeerWithinTheMachineThatIsNotProved) {
+  Config config;
+  config.zero_copy_send = AutoOnOff::kOn;
+  ASSERT_NO_FATAL_FAILURE(Connect(config));
+  EXPECT_FALSE(end_->lane().ProvePeer(ThisProcess()));  // the socket is not listed
+  end_->Attach();
+  TestFrame* const frame = end_->Make("a", CutInto(200'000, {}));
+  const auto content = frame->content;
+  frame->may_splice = true;
+  end_->Send(frame);
+  ASSERT_TRUE(end_->AwaitSent(1));
+  EXPECT_EQ(frame->spliced_to, 0u);
+  frame->memory.Store(std::vector<std::byte>(200'000));
+  EXPECT_TRUE(peer_->Read(sizeof(FramePrefix) + 1 + 200'000) == WireFrame("a", content));
+}
+
+TEST_F(TcpLaneTest, PagesAreDeliveredWhenThePeersTcpHasThem) {
+  Config config;
+  config.zero_copy_send = AutoOnOff::kOn;
+  config.send_buffer_bytes = kMiB;
+  ASSERT_NO_FATAL_FAILURE(Connect(config));
+  const int small = 4096;
+  ASSERT_EQ(::setsockopt(peer_->fd(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  const ListedSocket listed(peer_->fd());
+  ASSERT_TRUE(end_->lane().ProvePeer(ThisProcess()));
+  end_->Attach();
+  TestFrame* const frame = end_->Make("a", CutInto(256 * kKiB, {}));
+  frame->may_splice = true;
+  end_->Send(frame);
+  ASSERT_TRUE(end_->AwaitSent(1));
+  const std::uint64_t all = sizeof(FramePrefix) + 1 + 256 * kKiB;
+  EXPECT_EQ(frame->spliced_to, all);
+  bool delivered = true;
+  end_->Do([&](Lane& lane) { delivered = lane.HasDelivered(all); });
+  EXPECT_FALSE(delivered);
+  EXPECT_EQ(peer_->Read(all).size(), all);
+  // The last acknowledgement may still be on its way.
+  const Deadline deadline = Deadline::After(kTimeout);
+  while (!delivered && !deadline.expired()) {
+    end_->Do([&](Lane& lane) { delivered = lane.HasDelivered(all); });
+  }
+  EXPECT_TRUE(delivered);
 }
 
 TEST_F(TcpLaneTest, ClosingWithBytesUnreadLetsThePeerHearWhatWasSentAndThenTheEnd) {

@@ -10,35 +10,18 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/net/netlink.h"
+
 namespace ferry::net::tcp {
 namespace {
 
-// rtnetlink aligns headers and attributes to 4 bytes.
-constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + 3) & ~std::size_t{3}; }
-
-template <class T>
-bool Take(std::span<const std::byte>* rest, T* value) {
-  if (rest->size() < sizeof(T)) return false;
-  std::memcpy(value, rest->data(), sizeof(T));
-  *rest = rest->subspan(std::min(Aligned(sizeof(T)), rest->size()));
-  return true;
-}
-
 // The interface name among the attributes; "" if there is none.
 std::string NameIn(std::span<const std::byte> attributes) {
-  rtattr attribute{};
-  while (Take(&attributes, &attribute)) {
-    const std::size_t bytes = attribute.rta_len;
-    if (bytes < sizeof attribute || bytes - sizeof attribute > attributes.size()) return {};
-    const auto value = attributes.first(bytes - sizeof attribute);
-    if (attribute.rta_type == IFLA_IFNAME) {
-      std::string name(value.size(), '\0');
-      std::memcpy(name.data(), value.data(), value.size());
-      return name.substr(0, name.find('\0'));
-    }
-    attributes = attributes.subspan(std::min(Aligned(value.size()), attributes.size()));
-  }
-  return {};
+  const auto value = AttributeIn(attributes, IFLA_IFNAME);
+  if (!value) return {};
+  std::string name(value->size(), '\0');
+  std::memcpy(name.data(), value->data(), value->size());
+  return name.substr(0, name.find('\0'));
 }
 
 }  // namespace
@@ -50,10 +33,12 @@ void ParseLinkChanges(std::span<const std::byte> datagram, Provider::LinkChanged
     // Lengths are checked although the kernel writes them: a wrong one must not leave the datagram.
     if (header.nlmsg_len < sizeof header || header.nlmsg_len > datagram.size()) return;
     auto body = datagram.subspan(sizeof header, header.nlmsg_len - sizeof header);
-    datagram = datagram.subspan(std::min(Aligned(header.nlmsg_len), datagram.size()));
+    datagram = datagram.subspan(std::min(NetlinkAligned(header.nlmsg_len), datagram.size()));
     ifinfomsg link{};
     const bool known = header.nlmsg_type == RTM_NEWLINK || header.nlmsg_type == RTM_DELLINK;
-    if (!known || !Take(&body, &link)) continue;
+    if (!known || body.size() < sizeof link) continue;
+    std::memcpy(&link, body.data(), sizeof link);
+    body = body.subspan(sizeof link);
     LinkChange change;
     change.interface = NameIn(body);
     // IFF_RUNNING: up, with a carrier (netdevice(7)).

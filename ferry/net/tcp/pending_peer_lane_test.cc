@@ -129,6 +129,8 @@ TEST_F(PendingPeerLaneTest, HasNoPipeBeforeItGivesPages) {
   Config config;
   config.zero_copy_send = AutoOnOff::kOn;
   ASSERT_NO_FATAL_FAILURE(Connect(config));
+  const ListedSocket listed(peer_->fd());
+  ASSERT_TRUE(end_->lane().ProvePeer(ThisProcess()));
   end_->Attach();
   // All threads and sockets exist by now. A pipe created too early would show as a missing
   // descriptor at the end.

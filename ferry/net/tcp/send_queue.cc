@@ -32,6 +32,7 @@ void SendQueue::StartFront() {
   body_ = IoCursor(front.frame->payload);
   body_left_ = front.prefix.payload_bytes;
   head_sent_ = 0;
+  front_spliced_ = false;
 }
 
 OutFrame* SendQueue::TakeSent() {
@@ -63,12 +64,12 @@ ssize_t SendQueue::SendSome(ByteStream* stream, int socket) {
     const ssize_t taken = splice_pipe_->Fill(std::span(pieces.data(), used));
     // Memory without pages, such as device mappings, is copied instead.
     if (taken <= 0) return SendCopied(stream);
-    spliced_ = true;
-    front.frame->given = true;
+    spliced_ = front_spliced_ = true;
     body_.Advance(static_cast<std::size_t>(taken));
   }
   const ssize_t passed = splice_pipe_->Drain(socket);
   if (passed > 0) {
+    accepted_ += static_cast<std::size_t>(passed);
     body_left_ -= static_cast<std::size_t>(passed);
     if (body_left_ == 0) AdvanceSent(0);
   }
@@ -134,7 +135,9 @@ void SendQueue::AdvanceSent(std::size_t bytes) {
     body_.Advance(body_part);
     body_left_ -= body_part;
     bytes -= body_part;
+    accepted_ += head_part + body_part;
     if (head_sent_ < head || body_left_ > 0) return;
+    if (front_spliced_) front.frame->spliced_to = accepted_;
     ++sent_frames_;
     if (has_unsent()) StartFront();
   }

@@ -24,8 +24,8 @@ inline constexpr std::size_t kSpliceFrom = 64 * 1024;
 // at a time.
 class SendQueue {
  public:
-  // `may_splice` allows zero-copy sends, for frames that allow them.
-  explicit SendQueue(bool may_splice) : may_splice_(may_splice) {}
+  // Allows zero-copy sends, for frames that allow them.
+  void AllowSplices() noexcept { may_splice_ = true; }
 
   void Push(OutFrame* frame);
   // Whether there is no frame that TakeSent() has not returned.
@@ -34,6 +34,9 @@ class SendQueue {
   // True once pages were spliced: the kernel may still read the sender's memory, or hold bytes that
   // the peer must not receive.
   bool has_spliced() const noexcept { return spliced_; }
+
+  // Bytes that the stream or the socket has accepted.
+  std::uint64_t accepted() const noexcept { return accepted_; }
 
   // Passes bytes of the unsent frames, of which there must be one, to the stream, or pages to its
   // `socket`. Returns the bytes that were accepted, or -1 with errno.
@@ -62,9 +65,11 @@ class SendQueue {
   std::size_t head_sent_ = 0;    // sent bytes of the first unsent frame's prefix and metadata
   IoCursor body_;                // that frame's payload
   std::uint64_t body_left_ = 0;
-  bool may_splice_;
+  std::uint64_t accepted_ = 0;
+  bool may_splice_ = false;
   std::optional<SplicePipe> splice_pipe_;  // created at the first zero-copy send
-  bool spliced_ = false;
+  bool spliced_ = false;                   // ever
+  bool front_spliced_ = false;             // the first unsent frame
 };
 
 }  // namespace ferry::net::tcp

@@ -68,7 +68,7 @@ struct QueuedFrame : OutFrame {
 
 class SendQueueTest : public ::testing::Test {
  protected:
-  SendQueue queue_{/*may_splice=*/false};
+  SendQueue queue_;
   TakingStream stream_;
   QueuedFrame first_{"first", {"abc", "defgh"}};
   QueuedFrame second_{"second", {}};

@@ -28,8 +28,7 @@ std::optional<SplicePipe> SplicePipe::Create() {
   return SplicePipe(std::move(read_end), std::move(write_end), static_cast<std::size_t>(capacity));
 }
 
-// Refers to the caller's pages, without copying: they must stay unchanged until the peer has
-// acknowledged them (docs/gotchas.md).
+// Refers to the caller's pages, without copying (docs/gotchas.md says until when).
 ssize_t SplicePipe::Fill(std::span<const iovec> pieces) {
   const ssize_t taken =
       ::vmsplice(write_end_.get(), pieces.data(), pieces.size(), SPLICE_F_NONBLOCK);

@@ -12,8 +12,9 @@ namespace ferry::net::tcp {
 
 // Zero-copy sends: passes pages of user memory to a socket by reference, through a pipe.
 // vmsplice(2) takes the pages and splice(2) passes them on, so the sending side copies nothing. The
-// kernel may read the memory until the peer's application has confirmed the bytes; the memory must
-// not change until then. One thread at a time.
+// kernel may read the memory until the peer's TCP has acknowledged the bytes and, within a machine,
+// until the peer's application has read them; the memory must not change until then. One thread at
+// a time.
 class SplicePipe {
  public:
   // Returns nothing where the kernel gives no pipe of at least 256 KiB.

@@ -51,6 +51,10 @@ void ProviderConformance::Connect() {
   ASSERT_TRUE(lane) << lane.error().ToString();
   auto accepted = far_host_->Accept();
   ASSERT_NE(accepted, nullptr);
+  // Otherwise nothing would be spliced within this machine.
+  if (splices_) {
+    EXPECT_TRUE((*lane)->ProvePeer(ThisProcess()) && accepted->ProvePeer(ThisProcess()));
+  }
   near_ = std::make_unique<LaneEnd>(*std::move(lane), near_host_->loop());
   far_ = std::make_unique<LaneEnd>(std::move(accepted), far_host_->loop());
 }

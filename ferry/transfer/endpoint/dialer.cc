@@ -104,6 +104,7 @@ void Dialer::SayHello() {
   if (endpoint_->policy().secret()) hello.flags |= wire::kHasSecret;
   if (endpoint_->config().checksum == OnOff::kOn) hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
+  if (hello_exchanges_.front()->is_local()) hello.process = net::ThisProcess();
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
   std::memcpy(hello.expected, expected_.bytes.data(), sizeof hello.expected);
   client_handshakes_.front().SayFirstOnLoop(hello_exchanges_.front().get(), wire::Type::kHello,
@@ -211,6 +212,7 @@ void Dialer::Finish() {
   // The server has chosen the smaller one already; it is not trusted to have done so.
   agreed.window_bytes = std::min(welcome_.window_bytes, endpoint_->config().window_bytes);
   agreed.checksums = (welcome_.flags & wire::kChecksums) != 0;
+  agreed.process = welcome_.process;
   agreed.connection = welcome_.connection;
   std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
   connection_ = endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops_, &dialled);

@@ -271,6 +271,8 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   arrival.welcome.lanes = std::min(hello.lanes, static_cast<std::uint16_t>(most));
   arrival.welcome.connection = next_id_++;
   arrival.welcome.window_bytes = arrival.window_bytes;
+  if (hello_exchange->is_local()) arrival.welcome.process = net::ThisProcess();
+  arrival.process = hello.process;
   std::memcpy(arrival.welcome.endpoint, own.bytes.data(), sizeof own.bytes);
   const bool checksums =
       (hello.flags & wire::kChecksums) != 0 || endpoint_->config().checksum == OnOff::kOn;
@@ -427,6 +429,7 @@ void ServerHandshake::Complete(std::uint32_t id) {
   agreed.name = name;
   agreed.window_bytes = arrival.window_bytes;
   agreed.checksums = (arrival.welcome.flags & wire::kChecksums) != 0;
+  agreed.process = arrival.process;
   agreed.connection = arrival.welcome.connection;
   std::memcpy(agreed.token.bytes.data(), arrival.welcome.token, sizeof arrival.welcome.token);
   const auto loops = endpoint_->loops().Choose(lanes.size());

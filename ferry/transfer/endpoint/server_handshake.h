@@ -55,6 +55,7 @@ class ServerHandshake {
   struct PendingConnection {
     wire::WelcomeBody welcome;
     Uuid peer;
+    net::ProcessHint process;
     std::uint64_t window_bytes = 0;
     std::vector<HelloExchange*> lanes;
     std::size_t joined = 0;

@@ -26,6 +26,7 @@ LaneContext ConnectionCore::ContextFor(RegionTable* regions, std::size_t lanes) 
   context.sharing = &sharing_;
   context.connection = this;
   context.peer = peer_.endpoint;
+  context.process = peer_.process;
   context.peer_name = peer_.name;
   context.window_bytes = peer_.window_bytes;
   context.checksums = peer_.checksums;

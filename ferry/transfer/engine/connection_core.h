@@ -31,6 +31,7 @@ struct Peer {
   std::string name;                // its address, for messages
   std::uint64_t window_bytes = 0;  // the smaller of both sides' limits, in bytes
   bool checksums = false;
+  net::ProcessHint process = {};  // that it says it is
   // Number by which the accepting side finds the connection when a lane is replaced.
   std::uint32_t connection = 0;
   Uuid token;
@@ -107,6 +108,10 @@ class ConnectionCore final : public SharingHost,
   HeldMemory& memory() noexcept override { return memory_; }
   std::uint32_t number() const noexcept override { return common_.context.number; }
   const std::string& peer_name() const noexcept override { return peer_.name; }
+  const Uuid& token() const noexcept override { return peer_.token; }
+  std::int32_t PeerProcessOnLoop() const override {
+    return lanes_.front().is_proved() ? peer_.process.pid : 0;
+  }
   bool lost() const noexcept override { return common_.state.lost(); }
   // `closed_callback` follows.
   void Fail(const Error& error) override;

@@ -32,7 +32,7 @@ LaneFrame* FramePool::New(wire::Type type, std::uint64_t operation_id, bool chec
   frame->registered = {};
   frame->payload_bytes = 0;
   frame->may_splice = false;
-  frame->given = false;
+  frame->spliced_to = 0;
   frame->unsent = 0;
   frame->plain = false;
   frame->sequenced = false;

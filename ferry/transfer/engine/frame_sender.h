@@ -43,6 +43,10 @@ class FrameSender final : private EventLoop::Deferred {
   void SendAck();
   // The same; on return the kernel has it.
   void FlushAck();
+  // Whether the lane in use, if any, has no use for memory that it spliced up to this position.
+  bool HasDelivered(std::uint64_t spliced_to) const {
+    return spliced_to == 0 || lane_ == nullptr || lane_->HasDelivered(spliced_to);
+  }
   // A plain frame has left.
   void OnPlainSent(wire::Type type);
   // A plain frame that was built by NewReadRefusal was dropped.

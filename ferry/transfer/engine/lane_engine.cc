@@ -64,6 +64,7 @@ void LaneEngine::Adopt(std::unique_ptr<net::Lane> lane) {
 // Last, because callbacks may begin at once, on the lane's loop.
 void LaneEngine::UseLane(const char* why) {
   MoveTo(State::kUp, why);
+  proved_ = lane_->ProvePeer(site_.context.process);
   frames_.SetLane(lane_.get());
   dispatcher_.receiver().SetLane(lane_.get());
   lane_->Attach(site_.loop, this);
@@ -201,6 +202,8 @@ void LaneEngine::Revive(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
                         const LaneProgress& peer) {
   if (state_ == State::kClosed || attempt != attempt_) return;  // a later attempt has started
   FERRY_CHECK(state_ == State::kFrozen, site_.index);
+  // First, so that the kernel no longer reads memory of frames that the peer says it has processed.
+  lane_->Close(net::Closing::kAbort);
   if (auto settled = sender_.Settle(peer); !settled) {
     site_.owner->LaneFailed(settled.error());
     return Close(settled.error());

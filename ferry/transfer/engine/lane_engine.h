@@ -52,6 +52,9 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // Installs the lane after the handshake. Called once, by the thread that ran the handshake, on
   // the lane's current loop.
   void Adopt(std::unique_ptr<net::Lane> lane);
+  // Whether the peer at the other end of the lane, or of the last one, is the process of our user
+  // on this machine that it says it is.
+  bool is_proved() const noexcept { return proved_; }
   // Bytes received over this lane and all lanes it replaced. Any thread.
   std::uint64_t BytesReceived() const { return lane_.BytesReceived(); }
   // Recent throughput in bytes per second; 0 if not known yet. Any thread.
@@ -150,6 +153,7 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   FrameDispatcher dispatcher_;
   CurrentLane lane_;
   State state_ = State::kConnecting;
+  bool proved_ = false;
   std::uint32_t attempt_ = 0;  // number of the latest attempt to replace the lane
   std::optional<Error> closed_by_;
 };

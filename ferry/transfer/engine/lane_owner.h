@@ -36,6 +36,7 @@ struct LaneContext {
   const void* connection = nullptr;
   std::uint32_t number = kNoConnection;  // of the connection, in the endpoint (region_openers.h)
   Uuid peer;                             // its endpoint
+  net::ProcessHint process;              // that the peer says it is
   std::string peer_name;                 // its address, for messages
   std::uint64_t window_bytes = 0;        // limit of a lane's bytes in flight
   bool checksums = false;                // every frame carries them

@@ -28,7 +28,7 @@ SendWindow::Ack SendWindow::Acknowledge(std::uint32_t ack) {
 }
 
 std::optional<SentFrame> SendWindow::TakeSettled() {
-  if (acked_ == 0 || sent_ == 0) return std::nullopt;
+  if (settled() == nullptr) return std::nullopt;
   std::optional<SentFrame> frame(std::move(frames_.front()));
   frames_.pop_front();
   ++first_;

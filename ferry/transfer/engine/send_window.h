@@ -28,6 +28,7 @@ struct SentFrame {
   std::uint64_t copied = 0;        // bytes of a kCopy
   Clock::time_point since = {};    // write slices: when it was handed over
   std::uint64_t ahead = 0;         // bytes unacknowledged at `since`, its own included
+  std::uint64_t spliced_to = 0;    // OutFrame::spliced_to, once it is sent
   RegionPin pin = {};              // a kReadData whose payload is the region's memory
   StagedCopyRef staged = nullptr;  // its slot, which the kernel may still read
 };
@@ -55,6 +56,10 @@ class SendWindow {
   void MarkSent() { ++sent_; }
   // The peer has processed the frames before this number (MessageHeader::ack).
   Ack Acknowledge(std::uint32_t ack);
+  // The oldest frame, if it is settled; else null.
+  const SentFrame* settled() const noexcept {
+    return acked_ == 0 || sent_ == 0 ? nullptr : &frames_.front();
+  }
   // Takes the oldest frame if it is settled.
   std::optional<SentFrame> TakeSettled();
   // The frame with this number; null if there is none. Valid until the window changes.

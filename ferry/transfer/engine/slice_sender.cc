@@ -229,14 +229,15 @@ void SliceSender::SendSequenced(wire::Type type, std::uint64_t operation_id,
 
 void SliceSender::OnSent(LaneFrame* frame) {
   window_.RemoveUnsent(frame->unsent);
-  if (frame->staged && frame->given) {
+  if (frame->staged && frame->spliced_to != 0) {
     window_.next_sent().staged = std::exchange(frame->staged, nullptr);
   } else {
     outbox_->ReleaseSlot(&frame->staged);
   }
   if (!frame->sequenced) return;
+  window_.next_sent().spliced_to = frame->spliced_to;
   window_.MarkSent();
-  SettleFrames();
+  if (auto settled = SettleFrames(); !settled) site_.owner->LaneFailed(settled.error());
 }
 
 Status SliceSender::OnAck(std::uint32_t ack) {
@@ -245,15 +246,20 @@ Status SliceSender::OnAck(std::uint32_t ack) {
       return MalformedFrame(site_, "acknowledges frames that were never sent");
     case SendWindow::Ack::kStale: break;
     case SendWindow::Ack::kProgress:
-      SettleFrames();
+      FERRY_TRY(SettleFrames());
       Pump();
       break;
   }
   return Ok();
 }
 
-void SliceSender::SettleFrames() {
-  while (auto frame = window_.TakeSettled()) {
+// A payload whose pages the kernel still holds cannot have been read by the peer.
+Status SliceSender::SettleFrames() {
+  while (const SentFrame* const settled = window_.settled()) {
+    if (!frames_->HasDelivered(settled->spliced_to)) {
+      return MalformedFrame(site_, "acknowledges a payload before TCP has");
+    }
+    auto frame = window_.TakeSettled();
     if (frame->bytes > 0 && frame->operation) {
       const auto now = Clock::now();
       rate_.Add(frame->bytes, now);
@@ -268,6 +274,7 @@ void SliceSender::SettleFrames() {
       Resolve(frame->operation);
     }
   }
+  return Ok();
 }
 
 Status SliceSender::OnNack(wire::MetaReader* reader) {

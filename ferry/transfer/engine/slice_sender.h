@@ -77,7 +77,7 @@ class SliceSender {
   void SendCopy(PulledSlice pulled);
   void StageWrite(PulledSlice pulled);
   void SendStagedFrame(StagedFrame staged);
-  void SettleFrames();
+  Status SettleFrames();
   void ApplyRefusal(SentFrame* frame, const Error& error);
   void GiveBack(const std::vector<PulledSlice>& slices);
   std::vector<PulledSlice> TakeOutbox();

@@ -77,7 +77,7 @@ Status SliceSender::Settle(const LaneProgress& peer) {
                                          OperationName(frame->operation->kind), CodeName(code))));
   }
   window_.Resume(count);
-  SettleFrames();
+  FERRY_TRY(SettleFrames());
   FERRY_CHECK(window_.first() == peer.finished, window_.first(), peer.finished);
   return Ok();
 }

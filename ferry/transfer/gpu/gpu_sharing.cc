@@ -2,6 +2,7 @@
 #include "ferry/transfer/gpu/gpu_sharing.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -29,9 +30,17 @@ std::uint64_t NextId() {
   return last.fetch_add(1) + 1;
 }
 
+constexpr const char* kNotProved =
+    "the peer is not proved to run on this machine as this user and in the same namespaces";
+
 struct LocalShares {
+  struct Entry {
+    std::weak_ptr<const RegionPin> region;
+    Uuid connection;
+    std::uint64_t end = 0;  // that shares it
+  };
   std::mutex mutex;
-  std::unordered_map<Uuid, std::weak_ptr<const RegionPin>> regions;  // by token; under mutex
+  std::unordered_map<Uuid, Entry> entries;  // by token; under mutex
 };
 
 LocalShares& AllLocalShares() {
@@ -102,15 +111,16 @@ Result<PeerMemory::Mapped> MapHere(cuda::DeviceApi* api, int gpu,
   return mapped;
 }
 
-// Maps memory of another process of this machine, or finds memory of this one. Runs as one of
-// `tasks`, which may end after the stagers of the endpoint.
-Result<std::shared_ptr<const PeerMemory>> Map(cuda::DeviceApi* api, BackgroundTasks* tasks,
-                                              const wire::ShareBody& body,
-                                              UniqueFunction<void()> gone) {
+// Maps memory of another process of this machine, or `here`, memory of this one, which CUDA cannot
+// import. Runs as one of `tasks`, which may end after the stagers of the endpoint.
+Result<std::shared_ptr<const PeerMemory>> Map(
+    cuda::DeviceApi* api, BackgroundTasks* tasks, const wire::ShareBody& body,
+    const std::optional<std::weak_ptr<const RegionPin>>& here, UniqueFunction<void()> gone) {
   const auto gpu = static_cast<int>(body.gpu);
-  // CUDA cannot import memory of the same process. The random token finds the region then; a peer
-  // that guesses one gains nothing, as it would have to guess 128 bits.
-  const auto local = LocalShare::Find(UuidOf(body.token));
+  const auto local = here ? here->lock() : nullptr;
+  if (here && !local) {
+    return Error(Code::kRefused, "the memory that was shared is deregistered");
+  }
   FERRY_TRY_ASSIGN(PeerMemory::Mapped mapped,
                    local ? MapHere(api, gpu, local) : MapOther(api, body));
   return std::make_shared<const PeerMemory>(std::move(mapped), tasks, std::move(gone));
@@ -120,23 +130,27 @@ Result<std::shared_ptr<const PeerMemory>> Map(cuda::DeviceApi* api, BackgroundTa
 
 // ---- LocalShare ---------------------------------------------------------------------------------
 
-LocalShare::LocalShare(const std::shared_ptr<const RegionPin>& region) {
+LocalShare::LocalShare(const std::shared_ptr<const RegionPin>& region, const Uuid& connection,
+                       std::uint64_t end) {
   LocalShares& all = AllLocalShares();
   const std::lock_guard lock(all.mutex);
-  all.regions.emplace(token_, region);
+  all.entries.emplace(token_, LocalShares::Entry{region, connection, end});
 }
 
 LocalShare::~LocalShare() {
   LocalShares& all = AllLocalShares();
   const std::lock_guard lock(all.mutex);
-  all.regions.erase(token_);
+  all.entries.erase(token_);
 }
 
-std::shared_ptr<const RegionPin> LocalShare::Find(const Uuid& token) {
+std::shared_ptr<const RegionPin> LocalShare::Find(const Uuid& token, const Uuid& connection,
+                                                  std::uint64_t end) {
   LocalShares& all = AllLocalShares();
   const std::lock_guard lock(all.mutex);
-  const auto it = all.regions.find(token);
-  return it == all.regions.end() ? nullptr : it->second.lock();
+  const auto it = all.entries.find(token);
+  const bool fits =
+      it != all.entries.end() && it->second.connection == connection && it->second.end != end;
+  return fits ? it->second.region.lock() : nullptr;
 }
 
 // ---- PeerMemory ---------------------------------------------------------------------------------
@@ -240,7 +254,7 @@ void GpuSharing::Ask(const std::shared_ptr<RegionState>& local, std::uint8_t rem
     own->generation = local->generation;
     own->gpu = remote_gpu;
     own->pin = std::make_shared<const RegionPin>(std::move(pin));
-    own->local = std::make_unique<LocalShare>(own->pin);
+    own->local = std::make_unique<LocalShare>(own->pin, connection_->token(), id_);
     std::memcpy(body.token, own->local->token().bytes.data(), sizeof body.token);
   }
   // Without the mutex: the driver may block.
@@ -271,6 +285,7 @@ GpuSharing::Route GpuSharing::RouteTo(const std::shared_ptr<RegionState>& local,
 
 // The region may have been taken back, or the export may have failed, before the request is sent.
 void GpuSharing::SendShareOnLoop(const wire::ShareBody& body, const Status& filled) {
+  const bool proved = connection_->PeerProcessOnLoop() != 0;
   {
     const std::lock_guard lock(own_mutex_);
     Own* const own = FindLocked(body.share);
@@ -281,8 +296,9 @@ void GpuSharing::SendShareOnLoop(const wire::ShareBody& body, const Status& fill
     }
     own->state = State::kAsked;
     if (!filled) RefuseLocked(own, filled.error().message());
+    if (!proved) RefuseLocked(own, never_ = kNotProved);
   }
-  if (filled) Send(wire::Type::kShare, wire::BytesOf(body));
+  if (filled && proved) Send(wire::Type::kShare, wire::BytesOf(body));
   connection_->home()->NotifyWaiters();
 }
 
@@ -435,8 +451,7 @@ Status GpuSharing::OnSharingFrame(const wire::MessageHeader& header, wire::MetaR
 Status GpuSharing::OnShare(const wire::ShareBody& body) {
   const bool fits = body.bytes > 0 && body.offset <= body.allocation &&
                     body.bytes <= body.allocation - body.offset && body.gpu < 255;
-  const bool this_host = !ThisHost().none() && UuidOf(body.host) == ThisHost();
-  const bool off = connection_->config().cuda_ipc == AutoOff::kOff;
+  const std::string never = ReasonAgainst(body);
   bool full = false;
   {
     const std::lock_guard lock(peers_mutex_);
@@ -444,17 +459,15 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
       return Error(Code::kCorrupt, "share");
     }
     full = peers_.size() >= kMaxShares;
-    if (this_host && !off && !full) {
+    if (never.empty() && !full) {
       // Reserved, so that a second share of the same number is refused while this one is being
       // mapped.
       peers_[body.share] = nullptr;
       connection_->memory().Add(kShareBytes);
     }
   }
-  if (!this_host) {
-    AnswerOnLoop(body.share, Error(Code::kUnsupported, "the peer is on another machine"), true);
-  } else if (off) {
-    AnswerOnLoop(body.share, Error(Code::kUnsupported, "FERRY_CUDA_IPC=off at the peer"), true);
+  if (!never.empty()) {
+    AnswerOnLoop(body.share, Error(Code::kUnsupported, never), true);
   } else if (full) {
     AnswerOnLoop(body.share,
                  Error(Code::kUnavailable,
@@ -467,7 +480,25 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
   return Ok();
 }
 
+// Against every share of this peer, for as long as the connection lasts.
+std::string GpuSharing::ReasonAgainst(const wire::ShareBody& body) const {
+  const bool this_host = !ThisHost().none() && UuidOf(body.host) == ThisHost();
+  if (!this_host) return "the peer is on another machine";
+  if (connection_->config().cuda_ipc == AutoOff::kOff) return "FERRY_CUDA_IPC=off at the peer";
+  return connection_->PeerProcessOnLoop() != 0 ? "" : kNotProved;
+}
+
 void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
+  std::optional<std::weak_ptr<const RegionPin>> here;
+  if (connection_->PeerProcessOnLoop() == ::getpid()) {
+    const auto local = LocalShare::Find(UuidOf(body.token), connection_->token(), id_);
+    if (local == nullptr || connection_->regions().Has(local->get())) {
+      return MappedOnLoop(body.share, Error(Code::kRefused,
+                                            "it is not memory that the other side of this "
+                                            "connection has shared over it"));
+    }
+    here = local;
+  }
   Stager* const stager = memory_->Known(static_cast<int>(body.gpu));
   if (stager == nullptr) {
     return MappedOnLoop(body.share, Error(Code::kInvalidArgument,
@@ -477,8 +508,8 @@ void GpuSharing::MapOnLoop(const wire::ShareBody& body) {
   // Importing memory may block in the driver, so not on the loop. `this` is used only while `core`,
   // its owner, is held.
   BackgroundTasks* const tasks = &memory_->background_tasks();
-  const Status posted = tasks->Post([weak, this, api = stager->api(), tasks, body] {
-    auto mapped = Map(api, tasks, body, [weak, this, share = body.share] {
+  const Status posted = tasks->Post([weak, this, api = stager->api(), tasks, body, here] {
+    auto mapped = Map(api, tasks, body, here, [weak, this, share = body.share] {
       if (const auto core = weak.lock()) {
         core->home()->Post([core, this, share] { GoneOnLoop(share); });
       }

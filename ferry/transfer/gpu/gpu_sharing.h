@@ -57,25 +57,33 @@ class PeerMemory {
   UniqueFunction<void()> gone_;
 };
 
-// Publishes a region within this process under an unguessable token: a peer in the same process
-// cannot map the memory by CUDA IPC and does not need to. Any thread.
+// Publishes a region within this process under an unguessable token, for the other end of one
+// connection: a peer in the same process cannot map the memory by CUDA IPC and does not need to.
+// Any thread.
 class LocalShare {
  public:
-  explicit LocalShare(const std::shared_ptr<const RegionPin>& region);
+  // `connection`: a secret of the connection, the same at both ends. `end`: GpuSharing::id() of the
+  // end that shares.
+  LocalShare(const std::shared_ptr<const RegionPin>& region, const Uuid& connection,
+             std::uint64_t end);
   LocalShare(const LocalShare&) = delete;
   LocalShare& operator=(const LocalShare&) = delete;
   ~LocalShare();
 
   const Uuid& token() const noexcept { return token_; }
-  // Null if no share of this process has the token.
-  static std::shared_ptr<const RegionPin> Find(const Uuid& token);
+  // For the end `end` of this connection. Null if the other end has not shared a region under this
+  // token.
+  static std::shared_ptr<const RegionPin> Find(const Uuid& token, const Uuid& connection,
+                                               std::uint64_t end);
 
  private:
   const Uuid token_ = Uuid::Random();
 };
 
 // Tracks which GPU memory the two sides of a connection on one machine have shared, so that
-// transfers between GPUs can bypass TCP. The side that begins an operation lets the peer map its
+// transfers between GPUs can bypass TCP. Both sides share only with a process that is proved to be
+// our user's on this machine (net/socket_owner.h): a handle opens a whole allocation, and whoever
+// has read it can pass it on. The side that begins an operation lets the peer map its
 // memory (CUDA IPC). The peer, whose region the operation names, checks rights and bounds as for
 // any access and copies. So nobody reaches a region without its owner's consent.
 class GpuSharing {
@@ -152,6 +160,7 @@ class GpuSharing {
   void Send(wire::Type type, std::span<const std::byte> body);
 
   Status OnShare(const wire::ShareBody& body);
+  std::string ReasonAgainst(const wire::ShareBody& body) const;
   void MapOnLoop(const wire::ShareBody& body);
   void AnswerOnLoop(std::uint32_t share, const Status& status, bool for_good);
   void MappedOnLoop(std::uint32_t share, Result<std::shared_ptr<const PeerMemory>> mapped);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <future>
 #include <optional>
 #include <random>
 #include <string>
@@ -364,6 +366,7 @@ TEST_F(GpuSharingTest, MemoryThatCannotBeMappedGoesOverTheNetwork) {
 class HostileSharingTest : public ::testing::Test {
  protected:
   ~HostileSharingTest() override {
+    to_proved_.Close();  // its peer takes memory and gives none back
     EXPECT_TRUE(SameBytes(target_.Copy(), RandomBytes(kSharingBytes, 2)));
     EXPECT_TRUE(target_.GuardsIntact());
     EXPECT_TRUE(Works(&link_));
@@ -396,6 +399,44 @@ class HostileSharingTest : public ::testing::Test {
     EXPECT_THAT(end.error().message(), HasSubstr(words));
   }
 
+  // Writes 16 bytes of our memory to "GPU memory" of the peer, which may answer the share of it in
+  // between.
+  template <class Talk>
+  void WriteFrom(const Region& mine, Connection& theirs, const RawPeer& peer, Talk talk) {
+    RemoteRegion lie;
+    lie.endpoint = peer.id();
+    lie.key = {1, 1, 1};
+    lie.rights = Rights::kReadWrite;
+    lie.length = 4096;
+    lie.gpu = 1;
+    // On another thread, because it waits for the answer.
+    auto write = std::async(std::launch::async, [&] { return theirs.Write(mine, 0, lie, 0, 16); });
+    talk();
+    (void)write.get();
+  }
+  // The share of our memory that the peer gets; says that it was mapped, which keeps it alive.
+  wire::ShareBody ShareOf(const Region& mine, Connection& theirs, RawPeer* peer) {
+    wire::ShareBody share;
+    WriteFrom(mine, theirs, *peer, [&] {
+      share = peer->lane().Expect(wire::Type::kShare).Body<wire::ShareBody>();
+      peer->lane().Say(Of(wire::Type::kShared, Pod(wire::RefuseBody{.sequence = share.share})));
+    });
+    (void)peer->lane().Expect(wire::Type::kCopy);
+    return share;
+  }
+  // The peer says that our own memory is its, and that is not believed.
+  void ExpectDeclined(RawPeer* peer, wire::ShareBody share, const std::string& why) {
+    share.share = 9;
+    share.gpu = 0;
+    ASSERT_TRUE(peer->lane().Say(Of(wire::Type::kShare, Pod(share))));
+    const RawFrame answer = peer->lane().Expect(wire::Type::kShared);
+    EXPECT_NE(answer.Body<wire::RefuseBody>().code, 0);
+    EXPECT_THAT(answer.Text<wire::RefuseBody>(), HasSubstr(why));
+    ASSERT_TRUE(peer->lane().Say(Copy({{0, 0, 1000}}, share.share)));
+    EXPECT_THAT(peer->lane().Expect(wire::Type::kNack).Text<wire::RefuseBody>(),
+                HasSubstr("share 9 is not mapped"));
+  }
+
   const Config config_ = TwoGpus();
   cuda::DeviceApi* const api_ = Must(cuda::OpenDevices(config_));
   Link link_ = MakeLink(config_);
@@ -403,7 +444,59 @@ class HostileSharingTest : public ::testing::Test {
   Region region_ = Must(link_.far.endpoint->Register(target_.span(), Rights::kReadWrite));
   RawPeer peer_{link_.far.endpoint->port()};
   Connection theirs_ = Must(link_.far.endpoint->Accept(Soon()));
+  // A peer that is a process of ours, and hostile all the same.
+  RawPeer proved_{link_.far.endpoint->port(), 1, 64 * 1024, /*proved=*/true};
+  Connection to_proved_ = Must(link_.far.endpoint->Accept(Soon()));
+  MirroredMemory own_{api_, 0, 8192, 3};
+  std::optional<Region> mine_ = Must(link_.far.endpoint->Register(own_.span(), Rights::kNone));
 };
+
+TEST_F(HostileSharingTest, OurOwnMemoryIsNoMemoryOfThePeerThatWasToldOfIt) {
+  ExpectDeclined(&proved_, ShareOf(*mine_, to_proved_, &proved_), "has shared over it");
+}
+
+TEST_F(HostileSharingTest, OurOwnMemoryIsNoMemoryOfThePeersSecondConnection) {
+  const wire::ShareBody share = ShareOf(*mine_, to_proved_, &proved_);
+  RawPeer second(link_.far.endpoint->port(), 1, 64 * 1024, /*proved=*/true);
+  ExpectDeclined(&second, share, "has shared over it");
+}
+
+// The other endpoint of this process has been told of it by nobody.
+TEST_F(HostileSharingTest, MemoryOfAnotherEndpointIsNoMemoryOfThePeer) {
+  const wire::ShareBody share = ShareOf(*mine_, to_proved_, &proved_);
+  MirroredMemory memory(api_, 0, kSharingBytes, 5);
+  const Region region = Must(link_.near.endpoint->Register(memory.span(), Rights::kReadWrite));
+  RawPeer second(link_.near.endpoint->port(), 1, 64 * 1024, /*proved=*/true);
+  wire::ShareBody told = share;
+  told.share = 9;
+  told.gpu = 0;
+  ASSERT_TRUE(second.lane().Say(Of(wire::Type::kShare, Pod(told))));
+  EXPECT_NE(second.lane().Expect(wire::Type::kShared).Body<wire::RefuseBody>().code, 0);
+}
+
+TEST_F(HostileSharingTest, MemoryThatWasTakenBackIsDeclined) {
+  const wire::ShareBody share = ShareOf(*mine_, to_proved_, &proved_);
+  ASSERT_TRUE(proved_.lane().AckAll());  // the copy is done
+  auto gone = std::async(std::launch::async, [&] { return mine_->Deregister(Soon()); });
+  const auto taken = proved_.lane().Expect(wire::Type::kUnshare).Body<wire::SliceBody>();
+  ASSERT_TRUE(proved_.lane().Say(Of(wire::Type::kUnshared, Pod(taken))));
+  EXPECT_TRUE(gone.get());
+  ExpectDeclined(&proved_, share, "has shared over it");
+}
+
+// The handle of a whole allocation would open it for everybody whom the peer tells.
+TEST_F(HostileSharingTest, NothingIsSharedWithAPeerThatIsNotProvedToBeOurs) {
+  WriteFrom(*mine_, theirs_, peer_,
+            [&] { EXPECT_EQ(peer_.lane().Receive()->header.type, wire::Type::kWrite); });
+  ASSERT_TRUE(peer_.lane().AckAll());
+}
+
+TEST_F(HostileSharingTest, AHandleFromAPeerThatIsNotProvedToBeOursIsDeclined) {
+  wire::ShareBody share = ShareOf(*mine_, to_proved_, &proved_);
+  const Uuid unknown = Uuid::Random();
+  std::memcpy(share.token, unknown.bytes.data(), sizeof share.token);
+  ExpectDeclined(&peer_, share, "not proved");
+}
 
 TEST_F(HostileSharingTest, ACopyOfWhatIsNotSharedIsRefused) {
   ASSERT_TRUE(peer_.lane().Say(Copy({{0, 0, 10}})));

@@ -29,6 +29,10 @@ class SharingHost {
   // Its number in the endpoint (region_openers.h).
   virtual std::uint32_t number() const noexcept = 0;
   virtual const std::string& peer_name() const noexcept = 0;
+  // A secret that this connection has and no other; both sides know it.
+  virtual const Uuid& token() const noexcept = 0;
+  // The process at the other end, proved to be our user's on this machine; 0 if it is not proved.
+  virtual std::int32_t PeerProcessOnLoop() const = 0;
   virtual bool lost() const noexcept = 0;
   // Fails everything with `error` and closes the lanes.
   virtual void Fail(const Error& error) = 0;

@@ -88,12 +88,13 @@ TEST_P(RecordedHandshake, TheSameVersionHasTheSameBytes) {
   const auto encode = [](Type type, std::vector<std::byte> body) {
     return RawLane(UniqueFd()).Encode({.type = type, .body = std::move(body), .ack = 0});
   };
-  wire::HelloBody hello{.lanes = 3, .flags = wire::kChecksums, .window_bytes = 65536};
+  wire::HelloBody hello{
+      .lanes = 3, .flags = wire::kChecksums, .window_bytes = 65536, .process = {}};
   Count(&hello.endpoint, 1);
   EXPECT_EQ(encode(Type::kHello, Pod(hello)), BytesOfDigits(GetParam().hello));
 
   wire::WelcomeBody welcome{
-      .lanes = 3, .connection = 7, .window_bytes = 65536, .flags = wire::kChecksums};
+      .lanes = 3, .connection = 7, .window_bytes = 65536, .flags = wire::kChecksums, .process = {}};
   Count(&welcome.endpoint, 1);
   Count(&welcome.token, 33);
   EXPECT_EQ(encode(Type::kWelcome, Pod(welcome)), BytesOfDigits(GetParam().welcome));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ferry/core/result.h"
+#include "ferry/net/socket_owner.h"
 #include "ferry/transfer/region.h"
 
 // The metadata of the engine's frames: a MessageHeader, the body of its type, then for some types a
@@ -85,8 +86,9 @@ struct HelloBody {
   std::uint8_t endpoint[16] = {};
   std::uint8_t expected[16] = {};  // id of the endpoint dialed; zeros: any
   std::uint64_t window_bytes = 0;
+  net::ProcessHint process;  // of the sender; zeros: not told
 };
-static_assert(sizeof(HelloBody) == 48);
+static_assert(sizeof(HelloBody) == 56 && sizeof(net::ProcessHint) == 8);
 
 using Nonce = std::array<std::byte, 32>;
 
@@ -112,8 +114,9 @@ struct WelcomeBody {
   // Size of the EndpointAddress that follows: further interfaces at which the server can be
   // reached.
   std::uint32_t address_bytes = 0;
+  net::ProcessHint process;  // as in HelloBody
 };
-static_assert(sizeof(WelcomeBody) == 56);
+static_assert(sizeof(WelcomeBody) == 64);
 
 struct JoinBody {
   std::uint16_t version = kVersion;

@@ -27,6 +27,7 @@ TEST(Wire, EveryFieldIsWhereTheDocumentSays) {
   EXPECT_EQ(offsetof(HelloBody, endpoint), 8u);
   EXPECT_EQ(offsetof(HelloBody, expected), 24u);
   EXPECT_EQ(offsetof(HelloBody, window_bytes), 40u);
+  EXPECT_EQ(offsetof(HelloBody, process), 48u);
   EXPECT_EQ(offsetof(WelcomeBody, version), 0u);
   EXPECT_EQ(offsetof(WelcomeBody, connection), 4u);
   EXPECT_EQ(offsetof(WelcomeBody, endpoint), 8u);
@@ -34,6 +35,7 @@ TEST(Wire, EveryFieldIsWhereTheDocumentSays) {
   EXPECT_EQ(offsetof(WelcomeBody, window_bytes), 40u);
   EXPECT_EQ(offsetof(WelcomeBody, flags), 48u);
   EXPECT_EQ(offsetof(WelcomeBody, address_bytes), 52u);
+  EXPECT_EQ(offsetof(WelcomeBody, process), 56u);
   EXPECT_EQ(offsetof(RejoinBody, attempt), 8u);
   EXPECT_EQ(offsetof(RejoinBody, token), 16u);
   EXPECT_EQ(offsetof(ResumeBody, refusals), 4u);

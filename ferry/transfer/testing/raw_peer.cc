@@ -197,6 +197,14 @@ bool RawLane::WaitAcked(std::uint32_t frames) {
   return true;
 }
 
+void RawLane::AwaitInput(int bytes) {
+  for (const int enough : {bytes, 1}) {
+    FERRY_CHECK(::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &enough, sizeof enough) == 0,
+                errno);
+    if (enough > 1) FERRY_CHECK(WaitFor(fd_.get(), POLLIN, kRawTimeoutMs), bytes);
+  }
+}
+
 void RawLane::EndSending() { FERRY_CHECK(::shutdown(fd_.get(), SHUT_WR) == 0, errno); }
 
 void RawLane::WaitClosed() {
@@ -245,13 +253,18 @@ wire::HelloBody Hello(const Uuid& id, std::uint16_t lanes, std::uint64_t window_
   return hello;
 }
 
-RawPeer::RawPeer(std::uint16_t port, std::uint16_t lanes, std::uint64_t window_bytes) {
+RawPeer::RawPeer(std::uint16_t port, std::uint16_t lanes, std::uint64_t window_bytes, bool proved) {
   lanes_.emplace_back(port);
-  FERRY_CHECK(
-      lane().Say({.type = wire::Type::kHello, .body = Pod(Hello(id_, lanes, window_bytes))}));
+  wire::HelloBody hello = Hello(id_, lanes, window_bytes);
+  if (proved) {
+    lane().List();
+    hello.process = net::ThisProcess();
+  }
+  FERRY_CHECK(lane().Say({.type = wire::Type::kHello, .body = Pod(hello)}));
   welcome_ = lane().Expect(wire::Type::kWelcome).Body<wire::WelcomeBody>();
   for (std::uint16_t i = 1; i < welcome_.lanes; ++i) {
     lanes_.emplace_back(port);
+    if (proved) lane(i).List();
     wire::JoinBody join;
     join.lane = i;
     join.connection = welcome_.connection;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/random.h"
+#include "ferry/net/socket_owner.h"
 #include "ferry/transfer/handshake/wire.h"
 
 // A scripted peer made of plain system calls. It sends frames that no lane of the engine would
@@ -95,8 +97,16 @@ class RawLane {
   // Acknowledges all sequenced frames received so far, in this and every later frame.
   bool AckAll();
   std::uint32_t sequenced() const noexcept { return sequenced_; }
+  // From now on this process says that the socket is its own (net/socket_owner.h).
+  void List() { listed_ = std::make_unique<net::ListedSocket>(fd_.get()); }
+  // Blocks until this many bytes are here to be read, and leaves them.
+  void AwaitInput(int bytes);
+  int fd() const noexcept { return fd_.get(); }
   // Resets the connection if something is left to read.
-  void Close() { fd_.reset(); }
+  void Close() {
+    listed_.reset();
+    fd_.reset();
+  }
   // The peer reads the end of the stream, whatever it still sends itself.
   void EndSending();
 
@@ -105,6 +115,7 @@ class RawLane {
   bool ReadExactly(std::span<std::byte> bytes);
 
   UniqueFd fd_;
+  std::unique_ptr<net::ListedSocket> listed_;  // before the socket is closed
   std::deque<RawFrame> kept_;
   std::uint32_t sequenced_ = 0;   // frames received
   std::uint32_t last_acked_ = 0;  // received frames that we have acknowledged
@@ -114,8 +125,9 @@ class RawLane {
 // A peer that has run the handshake with an endpoint on this machine, with its lanes.
 class RawPeer {
  public:
+  // `proved`: the endpoint finds that this process has the sockets, as if they were lanes.
   explicit RawPeer(std::uint16_t port, std::uint16_t lanes = 1,
-                   std::uint64_t window_bytes = 64 * 1024);
+                   std::uint64_t window_bytes = 64 * 1024, bool proved = false);
 
   RawLane& lane(std::size_t index = 0) { return lanes_[index]; }
   const Uuid& id() const noexcept { return id_; }

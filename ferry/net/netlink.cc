@@ -1,0 +1,75 @@
+// Requests and attributes of netlink.
+#include "ferry/net/netlink.h"
+
+#include <linux/rtnetlink.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "ferry/core/fd.h"
+
+namespace ferry::net {
+namespace {
+
+constexpr std::size_t kMaxAnswer = 16 * 1024;
+
+template <class T>
+void Append(std::vector<std::byte>* bytes, const T& value) {
+  const auto added = std::as_bytes(std::span(&value, 1));
+  bytes->insert(bytes->end(), added.begin(), added.end());
+}
+
+}  // namespace
+
+std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type,
+                                                std::span<const std::byte> body,
+                                                std::uint16_t answer_type) {
+  const UniqueFd fd =
+      ClosedInChildren(UniqueFd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)));
+  nlmsghdr header{};
+  header.nlmsg_len = static_cast<std::uint32_t>(sizeof header + body.size());
+  header.nlmsg_type = type;
+  header.nlmsg_flags = NLM_F_REQUEST;
+  std::vector<std::byte> bytes;
+  Append(&bytes, header);
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  if (!fd || ::send(fd.get(), bytes.data(), bytes.size(), 0) < 0) return std::nullopt;
+  bytes.resize(kMaxAnswer);
+  const ssize_t got = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (got < static_cast<ssize_t>(sizeof header)) return std::nullopt;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.nlmsg_type != answer_type || header.nlmsg_len < sizeof header ||
+      header.nlmsg_len > static_cast<std::size_t>(got)) {
+    return std::nullopt;
+  }
+  bytes.resize(header.nlmsg_len);
+  bytes.erase(bytes.begin(), bytes.begin() + sizeof header);
+  return bytes;
+}
+
+std::optional<std::span<const std::byte>> AttributeIn(std::span<const std::byte> list,
+                                                      std::uint16_t type) {
+  rtattr attribute{};
+  while (list.size() >= sizeof attribute) {
+    std::memcpy(&attribute, list.data(), sizeof attribute);
+    const std::size_t bytes = attribute.rta_len;
+    if (bytes < sizeof attribute || bytes > list.size()) return std::nullopt;
+    if (attribute.rta_type == type) return list.first(bytes).subspan(sizeof attribute);
+    list = list.subspan(std::min(NetlinkAligned(bytes), list.size()));
+  }
+  return std::nullopt;
+}
+
+void AppendAttribute(std::vector<std::byte>* list, std::uint16_t type,
+                     std::span<const std::byte> value) {
+  rtattr attribute{};
+  attribute.rta_len = static_cast<std::uint16_t>(sizeof attribute + value.size());
+  attribute.rta_type = type;
+  Append(list, attribute);
+  list->insert(list->end(), value.begin(), value.end());
+  list->resize(NetlinkAligned(list->size()));
+}
+
+}  // namespace ferry::net

@@ -1,0 +1,29 @@
+// Single questions to the kernel over netlink(7).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace ferry::net {
+
+// Sends one request of `type`, whose body is `body`, and returns the body of the kernel's answer;
+// nothing if that is an error or not of `answer_type`. Concerns the network namespace of the
+// calling thread. Does not wait: the kernel answers within the send.
+std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type,
+                                                std::span<const std::byte> body,
+                                                std::uint16_t answer_type);
+
+// The value of the first attribute of `type` in a list of attributes (rtnetlink(7)).
+std::optional<std::span<const std::byte>> AttributeIn(std::span<const std::byte> list,
+                                                      std::uint16_t type);
+
+// Appends an attribute.
+void AppendAttribute(std::vector<std::byte>* list, std::uint16_t type,
+                     std::span<const std::byte> value);
+
+// netlink aligns headers and attributes to 4 bytes.
+constexpr std::size_t NetlinkAligned(std::size_t bytes) { return (bytes + 3) & ~std::size_t{3}; }
+
+}  // namespace ferry::net

@@ -1,0 +1,199 @@
+// Lists of sockets in memfds, and the look-up of a connection's other end.
+#include "ferry/net/socket_owner.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/core/fd.h"
+#include "ferry/core/fork.h"
+#include "ferry/net/address.h"
+#include "ferry/net/netlink.h"
+
+namespace ferry::net {
+namespace {
+
+constexpr const char* kListName = "ferry-sockets";
+// Limit of what is read of a peer's list: 131,072 descriptors.
+constexpr std::size_t kMaxListBytes = 1 << 20;
+
+// The kernel's cookies of the listed sockets, by descriptor; 0 elsewhere. A cookie is never given
+// to two sockets.
+struct SocketList {
+  UniqueFd fd = ClosedInChildren(UniqueFd(::memfd_create(kListName, MFD_CLOEXEC)));
+
+  void Set(int socket, std::uint64_t cookie) const {
+    if (!fd) return;
+    (void)!::pwrite(fd.get(), &cookie, sizeof cookie, static_cast<off_t>(sizeof cookie) * socket);
+  }
+};
+
+// A forked child has a list of its own, and never touches that of its parent.
+SocketList& OwnList() {
+  static PerProcess<SocketList> lists;
+  return lists.Get();
+}
+
+std::uint64_t CookieOf(int socket) {
+  std::uint64_t cookie = 0;
+  socklen_t bytes = sizeof cookie;
+  return ::getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &bytes) == 0 ? cookie : 0;
+}
+
+std::optional<SocketEnd> EndOf(const Result<RawAddress>& raw) {
+  if (!raw) return std::nullopt;
+  SocketEnd end;
+  if (raw->family() == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &raw->storage, sizeof v4);
+    end.port = v4.sin_port;
+    end.address[0] = v4.sin_addr.s_addr;
+  } else {
+    sockaddr_in6 v6{};
+    std::memcpy(&v6, &raw->storage, sizeof v6);
+    end.port = v6.sin6_port;
+    std::memcpy(end.address.data(), &v6.sin6_addr, sizeof end.address);
+  }
+  return end;
+}
+
+// As ToRaw(FromRaw()), which turns IPv4 in IPv6 into IPv4.
+Result<RawAddress> NameOf(int socket, int (*get)(int, sockaddr*, socklen_t*)) {
+  RawAddress raw;
+  raw.length = sizeof raw.storage;
+  auto* name = reinterpret_cast<sockaddr*>(&raw.storage);  // as in RawAddress::get()
+  if (get(socket, name, &raw.length) != 0) {
+    return ErrnoError("socket name", errno);
+  }
+  return ToRaw(FromRaw(raw));
+}
+
+struct KernelSocket {
+  std::uint64_t cookie = 0;
+  std::uint32_t inode = 0;
+  std::uint32_t uid = 0;
+};
+
+// The socket of this network namespace whose ends are these.
+std::optional<KernelSocket> Find(int family, const SocketEnd& local, const SocketEnd& remote) {
+  inet_diag_req_v2 request{};
+  request.sdiag_family = static_cast<std::uint8_t>(family);
+  request.sdiag_protocol = IPPROTO_TCP;
+  request.idiag_states = ~0U;
+  request.id.idiag_sport = local.port;
+  request.id.idiag_dport = remote.port;
+  std::copy(local.address.begin(), local.address.end(), request.id.idiag_src);
+  std::copy(remote.address.begin(), remote.address.end(), request.id.idiag_dst);
+  request.id.idiag_cookie[0] = request.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+  const auto answer = AskKernel(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY,
+                                std::as_bytes(std::span(&request, 1)), SOCK_DIAG_BY_FAMILY);
+  inet_diag_msg found{};
+  if (!answer || answer->size() < sizeof found) return std::nullopt;
+  std::memcpy(&found, answer->data(), sizeof found);
+  // The kernel also finds a listener of the local port.
+  if (found.id.idiag_dport != remote.port || found.idiag_inode == 0) return std::nullopt;
+  const std::uint64_t high = found.id.idiag_cookie[1];
+  return KernelSocket{high << 32 | found.id.idiag_cookie[0], found.idiag_inode, found.idiag_uid};
+}
+
+bool SameFile(const std::string& a, const std::string& b) {
+  struct stat first {};
+  struct stat second {};
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+std::string TargetOf(const std::string& link) {
+  std::string target(256, '\0');
+  const ssize_t length = ::readlink(link.c_str(), target.data(), target.size());
+  target.resize(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  return target;
+}
+
+std::string Contents(int fd, std::size_t most) {
+  std::string text(most, '\0');
+  const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+// Whether all four user ids of the process are ours: one that has given up its own may still hold
+// what it made before.
+bool RunsAsUs(const std::string& process) {
+  const UniqueFd status(::open((process + "/status").c_str(), O_RDONLY | O_CLOEXEC));
+  return status && Contents(status.get(), 4096)
+                           .find(fmt::format("\nUid:\t{0}\t{0}\t{0}\t{0}\n", ::geteuid())) !=
+                       std::string::npos;
+}
+
+// The cookies in a process's list. Looks at the descriptor before it opens the file, since opening
+// some files has effects.
+std::vector<std::uint64_t> ListOf(const std::string& descriptor) {
+  const std::string name = fmt::format("/memfd:{} (deleted)", kListName);
+  const UniqueFd path(::open(descriptor.c_str(), O_PATH | O_CLOEXEC));
+  struct stat info {};
+  if (!path || ::fstat(path.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
+      info.st_uid != ::geteuid() || TargetOf(descriptor) != name) {
+    return {};
+  }
+  const UniqueFd list(
+      ::open(fmt::format("/proc/self/fd/{}", path.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!list) return {};
+  const std::string text = Contents(
+      list.get(), std::min<std::size_t>(static_cast<std::size_t>(info.st_size), kMaxListBytes));
+  std::vector<std::uint64_t> cookies(text.size() / sizeof(std::uint64_t));
+  std::memcpy(cookies.data(), text.data(), cookies.size() * sizeof(std::uint64_t));
+  return cookies;
+}
+
+}  // namespace
+
+std::optional<SocketEnds> EndsOf(int socket) {
+  const auto name = NameOf(socket, ::getsockname);
+  const auto local = EndOf(name);
+  const auto remote = EndOf(NameOf(socket, ::getpeername));
+  if (!local || !remote) return std::nullopt;
+  return SocketEnds{name->family(), *local, *remote};
+}
+
+ProcessHint ThisProcess() {
+  const SocketList& list = OwnList();
+  return list.fd ? ProcessHint{::getpid(), list.fd.get()} : ProcessHint{};
+}
+
+ListedSocket::ListedSocket(int socket) : socket_(socket) {
+  OwnList().Set(socket, CookieOf(socket));
+}
+
+ListedSocket::~ListedSocket() { OwnList().Set(socket_, 0); }
+
+bool IsHeldBy(const ProcessHint& process, int socket) {
+  const auto ends = EndsOf(socket);
+  if (process.pid <= 0 || !ends) return false;
+  // This socket itself is looked for, too: it may belong to another network namespace, where the
+  // same ends are another connection.
+  const auto own = Find(ends->family, ends->local, ends->remote);
+  const auto other = Find(ends->family, ends->remote, ends->local);
+  if (!own || own->cookie != CookieOf(socket) || !other || other->uid != ::geteuid()) return false;
+  const std::string folder = fmt::format("/proc/{}", process.pid);
+  if (!SameFile(folder + "/ns/user", "/proc/self/ns/user") || !RunsAsUs(folder)) return false;
+  const auto cookies = ListOf(fmt::format("{}/fd/{}", folder, process.list));
+  const auto it = std::find(cookies.begin(), cookies.end(), other->cookie);
+  return it != cookies.end() && TargetOf(fmt::format("{}/fd/{}", folder, it - cookies.begin())) ==
+                                    fmt::format("socket:[{}]", other->inode);
+}
+
+}  // namespace ferry::net

@@ -1,0 +1,152 @@
+// Tests the proof that a process of ours has the other end of a connection.
+#include "ferry/net/socket_owner.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <functional>
+
+#include "ferry/core/check.h"
+#include "ferry/core/fd.h"
+#include "ferry/net/egress.h"
+#include "ferry/net/testing/raw_peer.h"
+
+namespace ferry::net {
+namespace {
+
+constexpr uid_t kNobody = 65534;
+
+struct Pair {
+  RawListener listener;
+  RawPeer dialed = RawPeer::ConnectTo(listener.address());
+  UniqueFd accepted = listener.Accept();
+};
+
+TEST(SocketOwner, OfAListedSocketIsItsProcess) {
+  const Pair pair;
+  EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.accepted.get())) << "nothing is listed yet";
+  {
+    const ListedSocket listed(pair.dialed.fd());
+    EXPECT_TRUE(IsHeldBy(ThisProcess(), pair.accepted.get()));
+    EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.dialed.fd())) << "its other end is not listed";
+    EXPECT_FALSE(IsHeldBy({}, pair.accepted.get()));
+  }
+  EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.accepted.get()));
+}
+
+TEST(SocketOwner, IsFoundForBothFamilies) {
+  UniqueFd listening(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  RawAddress raw = *ToRaw({"", 0});
+  if (!listening || ::bind(listening.get(), raw.get(), raw.length) != 0) GTEST_SKIP() << "no IPv6";
+  ASSERT_EQ(::listen(listening.get(), 4), 0);
+  auto* name = reinterpret_cast<sockaddr*>(&raw.storage);  // as in RawAddress::get()
+  ASSERT_EQ(::getsockname(listening.get(), name, &raw.length), 0);
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    const RawPeer dialed = RawPeer::ConnectTo({host, FromRaw(raw).port});
+    const UniqueFd accepted(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const ListedSocket here(dialed.fd());
+    const ListedSocket there(accepted.get());
+    EXPECT_TRUE(IsHeldBy(ThisProcess(), accepted.get())) << host;
+    EXPECT_TRUE(IsHeldBy(ThisProcess(), dialed.fd())) << host;
+  }
+}
+
+// Bytes that this process passes on between two connections, as ssh -L does, are not its own: the
+// one at the far end may say what it likes.
+TEST(SocketOwner, OfAForwardedConnectionIsNobody) {
+  const Pair to_forwarder;
+  const Pair from_forwarder;
+  const ListedSocket listed(to_forwarder.dialed.fd());
+  EXPECT_TRUE(IsHeldBy(ThisProcess(), to_forwarder.accepted.get()));
+  EXPECT_FALSE(IsHeldBy(ThisProcess(), from_forwarder.accepted.get()));
+}
+
+TEST(SocketOwner, IsNotBelievedFromAForgedHint) {
+  const Pair pair;
+  const ListedSocket listed(pair.dialed.fd());
+  const ProcessHint own = ThisProcess();
+  // A file with the right cookie everywhere, but no list; as a memfd under the list's name it would
+  // have to be in the process that has the socket.
+  std::uint64_t cookie = 0;
+  socklen_t bytes = sizeof cookie;
+  ASSERT_EQ(::getsockopt(pair.dialed.fd(), SOL_SOCKET, SO_COOKIE, &cookie, &bytes), 0);
+  const UniqueFd forged(::memfd_create("other", MFD_CLOEXEC));
+  for (int i = 0; i < 1024; ++i) ASSERT_EQ(::write(forged.get(), &cookie, sizeof cookie), 8);
+  for (const ProcessHint& hint :
+       {ProcessHint{own.pid, forged.get()}, ProcessHint{own.pid, 1 << 20}, ProcessHint{own.pid, -1},
+        ProcessHint{1, own.list}, ProcessHint{-1, own.list}, ProcessHint{own.pid, 0},
+        ProcessHint{::getppid(), own.list}, ProcessHint{own.pid, pair.dialed.fd()}}) {
+    EXPECT_FALSE(IsHeldBy(hint, pair.accepted.get())) << hint.pid << " " << hint.list;
+  }
+  EXPECT_TRUE(IsHeldBy(own, pair.accepted.get()));
+}
+
+// Whether a child process that becomes what `change` makes of it is believed. nullopt: it could not
+// change.
+std::optional<bool> IsChildBelieved(const std::function<bool()>& change) {
+  RawListener listener;
+  const pid_t child = ::fork();
+  FERRY_CHECK(child >= 0, errno);
+  if (child == 0) {
+    if (!change()) ::_exit(1);
+    RawPeer dialed = RawPeer::ConnectTo(listener.address());
+    const ListedSocket listed(dialed.fd());
+    const ProcessHint hint = ThisProcess();
+    (void)dialed.Write(std::as_bytes(std::span(&hint, 1)));
+    (void)dialed.ReadToEnd();
+    ::_exit(0);
+  }
+  std::optional<bool> believed;
+  {
+    RawPeer accepted(listener.Accept());
+    ProcessHint hint;
+    const auto said = accepted.Read(sizeof hint);
+    if (said.size() == sizeof hint) {
+      std::memcpy(&hint, said.data(), sizeof hint);
+      believed = hint.pid == child && IsHeldBy(hint, accepted.fd());
+    }
+  }
+  int status = 0;
+  FERRY_CHECK(::waitpid(child, &status, 0) == child, errno);
+  return status == 0 ? believed : std::nullopt;
+}
+
+TEST(SocketOwner, IsBelievedFromAnotherProcessOfThisUser) {
+  EXPECT_EQ(IsChildBelieved([] { return true; }), true);
+}
+
+TEST(SocketOwner, IsNotBelievedFromAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  EXPECT_EQ(IsChildBelieved([] { return ::setresuid(kNobody, kNobody, kNobody) == 0; }), false);
+}
+
+// What it made while it was ours it has kept.
+TEST(SocketOwner, IsNotBelievedFromAProcessThatHasGivenUpOurUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  const auto drop = [] {
+    (void)ThisProcess();
+    return ::setresuid(kNobody, kNobody, kNobody) == 0;
+  };
+  EXPECT_EQ(IsChildBelieved(drop), false);
+}
+
+TEST(SocketOwner, IsNotBelievedFromAnotherUserNamespace) {
+  const auto believed = IsChildBelieved([] { return ::unshare(CLONE_NEWUSER) == 0; });
+  if (!believed) GTEST_SKIP() << "no user namespace can be made here";
+  EXPECT_FALSE(*believed);
+}
+
+TEST(Egress, OfLoopbackIsNoDevice) {
+  const Pair pair;
+  EXPECT_FALSE(LeavesThroughDevice(pair.accepted.get()));
+  EXPECT_FALSE(LeavesThroughDevice(-1));
+}
+
+}  // namespace
+}  // namespace ferry::net
