@@ -121,8 +121,8 @@ class RegionTable {
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;  // slots that can be used again
   std::unordered_map<std::uint64_t, std::shared_ptr<RegionState>, SeededHash> named_;  // by token
-  std::size_t live_ = 0;             // slots with a region
-  std::uint64_t bytes_ = 0;          // of all regions
+  std::size_t live_ = 0;     // slots with a region
+  std::uint64_t bytes_ = 0;  // of all regions
 };
 
 // The error of a remote access: kRefused.
