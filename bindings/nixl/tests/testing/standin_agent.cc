@@ -159,7 +159,7 @@ void StandInAgent::Forget(const std::string& peer) {
 }
 
 const StandInAgent::Entry* StandInAgent::Find(const Range& range, const std::string& peer) const {
-  // Of several ranges the one that is equal, as NIXL's agent finds it.
+  // Among several ranges NIXL's agent finds the one that is equal.
   const Entry* covering = nullptr;
   for (const Entry& entry : entries_) {
     const abi::Descriptor& at = entry.blob.at;
