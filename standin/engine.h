@@ -22,7 +22,7 @@ class Kept {
   T* Add(std::unique_ptr<T> object) {
     const std::lock_guard lock(mutex_);
     T* const raw = object.get();
-    objects_.emplace(raw, std::move(object));
+    objects_[raw] = std::move(object);
     return raw;
   }
   // Null for an unknown pointer.
