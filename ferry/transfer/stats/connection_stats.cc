@@ -66,9 +66,9 @@ void ConnectionStats::CountEnd(const Ended& ended, const Status& status) {
        CodeName(error.code()), count.get());
   // The caller has the error; the log adds only the events before it.
   if (before.empty() || !IsWorthAWarning(ended.kind, error.code())) return;
-  LogOfPeer(peer_name_, LogLevel::kWarn, {{"peer", peer_name_}, {"events", before}},
-            fmt::format("{} ({} of this kind so far); events: {}", error.message(), count.get(),
-                        before));
+  LogOfPeer(
+      peer_name_, LogLevel::kWarn, {{"peer", peer_name_}, {"events", before}},
+      fmt::format("{} ({} of this kind so far); events: {}", error.message(), count.get(), before));
 }
 
 void ConnectionStats::CountLaneLost(std::uint32_t lane, const Error& error) {
