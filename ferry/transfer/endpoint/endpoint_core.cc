@@ -60,11 +60,7 @@ Status EndpointCore::Start() {
   const int loops = lanes_ - static_cast<int>(FirstBulkLaneOf(static_cast<std::size_t>(lanes_)));
   const int workers = config_.workers > 0 ? config_.workers : std::min(Automatic(), loops);
   FERRY_TRY(loops_.Create(workers));
-  if (!config_.metrics_address.empty()) {
-    FERRY_TRY_ASSIGN(metrics_, MetricsServer::Start(config_.metrics_address,
-                                                    Deadline::After(config_.connect_timeout),
-                                                    [this] { return Counters(); }));
-  }
+  FERRY_TRY(ServeMetrics());
   server_handshake_ = std::make_unique<ServerHandshake>(this);
   FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, loops_.front(),
                                                 [this](auto lane) {
@@ -76,6 +72,24 @@ Status EndpointCore::Start() {
   // The listener's loop starts last: nobody is accepted before all the others run, so after an
   // error everything made so far can simply be destroyed.
   FERRY_TRY(loops_.StartWorkers());
+  return Ok();
+}
+
+// Processes that share a setting may be more than there are ports, and some builds have no server:
+// neither is a reason to be without an endpoint.
+Status EndpointCore::ServeMetrics() {
+  if (config_.metrics_address.empty()) return Ok();
+  auto started =
+      MetricsServer::Start(config_.metrics_address, Deadline::After(config_.connect_timeout),
+                           [this] { return Counters(); });
+  if (started) {
+    metrics_ = *std::move(started);
+    return Ok();
+  }
+  const Code code = started.error().code();
+  if (code != Code::kUnavailable && code != Code::kUnsupported) return started.error();
+  Log(LogLevel::kWarn, "transfer", "this endpoint serves no metrics: {}",
+      started.error().message());
   return Ok();
 }
 

@@ -98,6 +98,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                      std::vector<std::unique_ptr<net::Lane>> lanes);
   void OnLinkChange(const net::LinkChange& change);
+  Status ServeMetrics();
 
   const Config config_;
   const Uuid id_ = Uuid::Random();
