@@ -2,6 +2,7 @@
 #include "ferry/transfer/endpoint/endpoint_core.h"
 
 #include <fmt/core.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <set>
@@ -91,6 +92,17 @@ Status EndpointCore::ServeMetrics() {
   Log(LogLevel::kWarn, "transfer", "this endpoint serves no metrics: {}",
       started.error().message());
   return Ok();
+}
+
+// The allocator keeps what a connection has freed, in pieces between what lives: tens of MiB after
+// a peer that made us hold much. Once for all connections that end within a second, and not on the
+// loop, since it takes milliseconds.
+void EndpointCore::TrimSoonOnLoop() {
+  if (trim_timer_ != 0) return;
+  trim_timer_ = loops_.front()->AddTimerOnLoop(Clock::now() + std::chrono::seconds(1), [this] {
+    trim_timer_ = 0;
+    (void)device_memory_.background_tasks().Post([] { (void)::malloc_trim(0); });
+  });
 }
 
 // Order: first nothing new comes in (names, metrics, listener), then all connections close, then
@@ -218,7 +230,10 @@ bool EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&policy_.log());
   connection->memory().SetPool(held_);
   connection->sharing().SetMemory(&device_memory_);
-  connection->SetClosedCallback([this, raw = connection.get()] { connections_.Forget(raw); });
+  connection->SetClosedCallback([this, raw = connection.get()] {
+    loops_.front()->Post([this] { TrimSoonOnLoop(); });
+    connections_.Forget(raw);
+  });
   return connections_.Keep(connection);
 }
 
