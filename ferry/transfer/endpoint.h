@@ -33,7 +33,7 @@ class Endpoint {
  public:
   // `provider`: null for the one that config.provider names. Errors: kInvalidArgument (config, or
   // there is no such plugin), kUnavailable (ports, file descriptors, a plugin that does not start),
-  // kUnsupported (metrics_address in a build without prometheus-cpp, or not a plugin).
+  // kUnsupported (not a plugin).
   static Result<Endpoint> Create(const Config& config,
                                  std::unique_ptr<net::Provider> provider = nullptr);
   Endpoint(Endpoint&&) = default;
@@ -44,7 +44,7 @@ class Endpoint {
   std::uint16_t port() const noexcept;
   // Counters so far (counters.h). Takes microseconds per open connection.
   EndpointCounters Counters() const;
-  // Port at which config.metrics_address is served; 0 if that is empty.
+  // Port at which metrics are served; 0 if config.metrics_address is empty or cannot be served.
   std::uint16_t metrics_port() const noexcept;
   // All addresses that a peer may try, or only config.listen_host if that is set. On a machine
   // without a network, that of loopback.

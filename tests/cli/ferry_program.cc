@@ -89,8 +89,9 @@ Program::Program(const Arguments& arguments, const Arguments& variables, Stderr 
   std::array<int, 2> out{};
   EXPECT_EQ(::pipe2(out.data(), O_CLOEXEC), 0);
   out_ = UniqueFd(out[0]);
-  auto [ours, its] = err == Stderr::kPipe ? MakePipe() : MakeTerminal();
-  err_ = std::move(ours);
+  auto [ours, its] = err == Stderr::kTerminal ? MakeTerminal() : MakePipe();
+  if (err == Stderr::kClosed) its.reset();
+  if (err == Stderr::kPipe || err == Stderr::kTerminal) err_ = std::move(ours);
   Spawn(arguments, variables, UniqueFd(out[1]), std::move(its));
   gone_ = OpenProcess(pid_);
   EXPECT_TRUE(gone_);
@@ -140,7 +141,11 @@ void Program::Spawn(const Arguments& arguments, const Arguments& variables, Uniq
   posix_spawn_file_actions_t actions;
   (void)::posix_spawn_file_actions_init(&actions);
   (void)::posix_spawn_file_actions_adddup2(&actions, out.get(), STDOUT_FILENO);
-  (void)::posix_spawn_file_actions_adddup2(&actions, err.get(), STDERR_FILENO);
+  if (err) {
+    (void)::posix_spawn_file_actions_adddup2(&actions, err.get(), STDERR_FILENO);
+  } else {
+    (void)::posix_spawn_file_actions_addclose(&actions, STDERR_FILENO);
+  }
   const int rc = ::posix_spawn(&pid_, FERRY_BINARY, &actions, nullptr, Pointers(&texts).data(),
                                Pointers(&environment).data());
   EXPECT_EQ(rc, 0);

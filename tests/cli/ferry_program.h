@@ -32,8 +32,9 @@ struct ProgramEnd {
   std::vector<std::string> out_lines() const;
 };
 
-// The kind of file that the program's stderr is.
-enum class Stderr { kPipe, kTerminal };
+// The kind of file that the program's stderr is; kBroken: a pipe that nobody has open for reading.
+// After the last two only the destructor ends the program.
+enum class Stderr { kPipe, kTerminal, kBroken, kClosed };
 
 // A running program; killed by the destructor. For one thread.
 class Program {

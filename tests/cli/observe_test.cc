@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -214,19 +215,53 @@ TEST(Metrics, NothingListensUnlessAsked) {
   EXPECT_EQ(ListeningSockets(measured.process->pid()), 2U);
 }
 
-TEST(Metrics, APortThatIsTakenIsAnError) {
+// Regression: the second process of a host had no endpoint.
+TEST(Metrics, ProcessesThatShareASettingTakeOnePortAfterTheOther) {
   Config config = ConfigOf(FastSettings());
   config.metrics_address = "127.0.0.1:0";
   const auto first = transfer::Endpoint::Create(config);
   ASSERT_TRUE(first) << first.error().ToString();
-  config.metrics_address = fmt::format(":{}", first->metrics_port());
-  const auto second = transfer::Endpoint::Create(config);
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code(), Code::kUnavailable);
-  EXPECT_THAT(
-      second.error().message(),
-      HasSubstr(fmt::format("cannot serve metrics at 127.0.0.1:{}", first->metrics_port())));
-  EXPECT_THAT(Get(first->metrics_port(), "/metrics"), HasSubstr("ferry_regions 0"));
+  const std::string shared = fmt::format("metrics_address=:{}", first->metrics_port());
+  Server second(With(kLoopback, {"--set", shared}));
+  Server third(With(kLoopback, {"--set", shared}));
+  EXPECT_GT(second.metrics, first->metrics_port());
+  EXPECT_GT(third.metrics, second.metrics);
+  for (const std::uint16_t port : {first->metrics_port(), second.metrics, third.metrics}) {
+    EXPECT_THAT(Get(port, "/metrics"), HasSubstr("ferry_connections 0"));
+  }
+}
+
+TEST(Metrics, WhichPortIsServedIsSaidWhereItIsNotTheOneOfTheSetting) {
+  Config config = ConfigOf(FastSettings());
+  config.metrics_address = "127.0.0.1:0";
+  const auto first = Must(transfer::Endpoint::Create(config));
+  config.metrics_address = fmt::format(":{}", first.metrics_port());
+  testing::internal::CaptureStderr();
+  const auto second = Must(transfer::Endpoint::Create(config));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr(fmt::format("metrics of this endpoint are at 127.0.0.1:{}: the ports from "
+                                    "{} on are in use",
+                                    second.metrics_port(), first.metrics_port())));
+}
+
+TEST(Metrics, AnAddressOfAnotherMachineIsAnError) {
+  Config config = ConfigOf(FastSettings());
+  config.metrics_address = "192.0.2.1:9100";
+  const auto endpoint = transfer::Endpoint::Create(config);
+  ASSERT_FALSE(endpoint);
+  EXPECT_THAT(endpoint.error().message(), HasSubstr("cannot serve metrics at 192.0.2.1:9100"));
+}
+
+// Regression: prometheus-cpp's server ignored the signal for the whole program.
+TEST(Metrics, TheProgramKeepsItsDispositionOfSigpipe) {
+  Config config = ConfigOf(FastSettings());
+  config.metrics_address = ":0";
+  struct sigaction before {};
+  struct sigaction after {};
+  (void)::sigaction(SIGPIPE, nullptr, &before);
+  const auto endpoint = Must(transfer::Endpoint::Create(config));
+  (void)::sigaction(SIGPIPE, nullptr, &after);
+  EXPECT_EQ(after.sa_handler, before.sa_handler);
 }
 
 TEST(Metrics, TheServerEndsWithItsEndpoint) {

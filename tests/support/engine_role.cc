@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <malloc.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -418,10 +417,9 @@ Result<std::string> EngineRole::Leave(Words& /*words*/) {
   return std::string();
 }
 
-// The bytes that the endpoint counts as held for its peers, and the resident bytes of the process
-// when what was freed has been given back; and how many connections are open.
+// The bytes that the endpoint counts as held for its peers, the resident bytes of the process, and
+// how many connections are open.
 Result<std::string> EngineRole::Memory(Words& /*words*/) {
-  (void)::malloc_trim(0);
   std::ifstream file("/proc/self/statm");
   std::uint64_t pages = 0;
   file >> pages >> pages;

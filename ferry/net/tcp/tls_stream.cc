@@ -166,6 +166,7 @@ Error TlsStream::HandshakeError(int error_number) {
                plain.message() + "; see its log, and set FERRY_TLS to the same on both sides");
 }
 
+// NOLINTNEXTLINE(readability-function-size): the signature is OpenSSL's
 void TlsStream::OnMessage(int is_sent, int /*version*/, int type, const void* /*bytes*/,
                           std::size_t /*size*/, SSL* /*ssl*/, void* stream) {
   auto* const self = static_cast<TlsStream*>(stream);

@@ -2,6 +2,7 @@
 #include "ferry/transfer/endpoint/endpoint_core.h"
 
 #include <fmt/core.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <set>
@@ -60,11 +61,7 @@ Status EndpointCore::Start() {
   const int loops = lanes_ - static_cast<int>(FirstBulkLaneOf(static_cast<std::size_t>(lanes_)));
   const int workers = config_.workers > 0 ? config_.workers : std::min(Automatic(), loops);
   FERRY_TRY(loops_.Create(workers));
-  if (!config_.metrics_address.empty()) {
-    FERRY_TRY_ASSIGN(metrics_, MetricsServer::Start(config_.metrics_address,
-                                                    Deadline::After(config_.connect_timeout),
-                                                    [this] { return Counters(); }));
-  }
+  FERRY_TRY(ServeMetrics());
   server_handshake_ = std::make_unique<ServerHandshake>(this);
   FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, loops_.front(),
                                                 [this](auto lane) {
@@ -77,6 +74,35 @@ Status EndpointCore::Start() {
   // error everything made so far can simply be destroyed.
   FERRY_TRY(loops_.StartWorkers());
   return Ok();
+}
+
+// Processes that share a setting may be more than there are ports, and some builds have no server:
+// neither is a reason to be without an endpoint.
+Status EndpointCore::ServeMetrics() {
+  if (config_.metrics_address.empty()) return Ok();
+  auto started =
+      MetricsServer::Start(config_.metrics_address, Deadline::After(config_.connect_timeout),
+                           [this] { return Counters(); });
+  if (started) {
+    metrics_ = *std::move(started);
+    return Ok();
+  }
+  const Code code = started.error().code();
+  if (code != Code::kUnavailable && code != Code::kUnsupported) return started.error();
+  Log(LogLevel::kWarn, "transfer", "this endpoint serves no metrics: {}",
+      started.error().message());
+  return Ok();
+}
+
+// The allocator keeps what a connection has freed, in pieces between what lives: tens of MiB after
+// a peer that made us hold much. Once for all connections that end within a second, and not on the
+// loop, since it takes milliseconds.
+void EndpointCore::TrimSoonOnLoop() {
+  if (trim_timer_ != 0) return;
+  trim_timer_ = loops_.front()->AddTimerOnLoop(Clock::now() + std::chrono::seconds(1), [this] {
+    trim_timer_ = 0;
+    (void)device_memory_.background_tasks().Post([] { (void)::malloc_trim(0); });
+  });
 }
 
 // Order: first nothing new comes in (names, metrics, listener), then all connections close, then
@@ -204,7 +230,10 @@ bool EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&policy_.log());
   connection->memory().SetPool(held_);
   connection->sharing().SetMemory(&device_memory_);
-  connection->SetClosedCallback([this, raw = connection.get()] { connections_.Forget(raw); });
+  connection->SetClosedCallback([this, raw = connection.get()] {
+    loops_.front()->Post([this] { TrimSoonOnLoop(); });
+    connections_.Forget(raw);
+  });
   return connections_.Keep(connection);
 }
 

@@ -98,6 +98,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   void BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connection,
                      std::vector<std::unique_ptr<net::Lane>> lanes);
   void OnLinkChange(const net::LinkChange& change);
+  Status ServeMetrics();
+  void TrimSoonOnLoop();
 
   const Config config_;
   const Uuid id_ = Uuid::Random();
@@ -107,6 +109,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   LoopSet loops_;
   // After loops_, to which its threads post, and after the provider.
   DeviceMemory device_memory_{config_, provider_.get()};
+  EventLoop::TimerId trim_timer_ = 0;  // on the listener's loop
   StreamWatch stream_watch_{config_};  // after loops_, to which its threads post
   RegionTable regions_;
   const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive

@@ -17,9 +17,15 @@
 #ifdef FERRY_HAVE_PROMETHEUS
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
+#include <pthread.h>
 #include <sys/socket.h>
 
+#include <cerrno>
+#include <csignal>
+
+#include "ferry/core/fd.h"
 #include "ferry/core/fork.h"
+#include "ferry/core/log.h"
 #include "ferry/transfer/stats/metrics_families.h"
 #endif
 
@@ -65,6 +71,29 @@ std::vector<int> ListenersAt(const net::Address& at) {
   return found;
 }
 
+// civetweb, inside prometheus-cpp, ignores SIGPIPE for the whole process. The disposition belongs
+// to the application, so it is put back; civetweb's threads begin with the signal blocked instead.
+class KeepsSigPipe {
+ public:
+  KeepsSigPipe() {
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, SIGPIPE);
+    (void)::pthread_sigmask(SIG_BLOCK, &only, &mask_);
+    (void)::sigaction(SIGPIPE, nullptr, &disposition_);
+  }
+  ~KeepsSigPipe() {
+    (void)::sigaction(SIGPIPE, &disposition_, nullptr);
+    (void)::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  }
+  KeepsSigPipe(const KeepsSigPipe&) = delete;
+  KeepsSigPipe& operator=(const KeepsSigPipe&) = delete;
+
+ private:
+  sigset_t mask_{};
+  struct sigaction disposition_ {};
+};
+
 class Prometheus final : public MetricsServer {
  public:
   // Throws the exceptions of prometheus-cpp.
@@ -103,19 +132,58 @@ Result<net::Address> Resolved(const std::string& text, Deadline deadline) {
   return all.front();
 }
 
+// Ports that are tried, so that the processes of a host can share one setting.
+constexpr int kPorts = 64;
+
+// Why no server can listen there, as errno; prometheus-cpp does not tell. 0: it can.
+int ListenError(const net::Address& at) {
+  auto raw = net::ToRaw(at);
+  if (!raw) return EINVAL;
+  const UniqueFd probe(::socket(raw->family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe) return errno;
+  const int on = 1;
+  (void)::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool listens =
+      ::bind(probe.get(), raw->get(), raw->length) == 0 && ::listen(probe.get(), 1) == 0;
+  return listens ? 0 : errno;
+}
+
+Result<std::unique_ptr<MetricsServer>> ServeAt(const net::Address& at,
+                                               const MetricsServer::Source& source) {
+  const KeepsSigPipe keeps_disposition;
+  try {
+    return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, source));
+  } catch (const std::exception& failure) {
+    const int error = ListenError(at);
+    const bool in_use = error == EADDRINUSE;
+    return Error(in_use ? Code::kUnavailable : Code::kInvalidArgument,
+                 fmt::format("cannot serve metrics at {}: {}; name a free port of this machine "
+                             "(FERRY_METRICS_ADDRESS), or none",
+                             at.ToString(),
+                             in_use       ? "the port is in use by another endpoint or program"
+                             : error != 0 ? ErrnoError("bind", error).message()
+                                          : failure.what()));
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
                                                             Deadline deadline, Source source) {
-  FERRY_TRY_ASSIGN(const net::Address at, Resolved(address, deadline));
-  try {
-    return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, std::move(source)));
-  } catch (const std::exception& failure) {
-    return Error(Code::kUnavailable,
-                 fmt::format("cannot serve metrics at {}: {}; name a free port of this machine "
-                             "(FERRY_METRICS_ADDRESS), or none",
-                             at.ToString(), failure.what()));
+  FERRY_TRY_ASSIGN(const net::Address first, Resolved(address, deadline));
+  net::Address at = first;
+  auto server = ServeAt(at, source);
+  for (int i = 1; i < kPorts && !server && server.error().code() == Code::kUnavailable; ++i) {
+    if (at.port == 0 || at.port == 0xffff) return server;
+    ++at.port;
+    server = ServeAt(at, source);
   }
+  if (server && at.port != first.port) {
+    Log(LogLevel::kWarn, "transfer",
+        "metrics of this endpoint are at {}: the ports from {} on are in use", at.ToString(),
+        first.port);
+  }
+  return server;
 }
 
 #else

@@ -17,9 +17,10 @@ class MetricsServer {
  public:
   using Source = std::function<EndpointCounters()>;
 
-  // `address`: as config.metrics_address; its host is resolved before the deadline. `source` is
-  // called on the server's threads until this object is destroyed. Errors: kInvalidArgument (host),
-  // kTimedOut, kUnavailable (port in use, threads), kUnsupported (no prometheus-cpp).
+  // `address`: as config.metrics_address; its host is resolved before the deadline. If the port is
+  // in use, one of the 63 after it, with a line in the log. `source` is called on the server's
+  // threads until this object is destroyed. Errors: kInvalidArgument (not an address to listen at),
+  // kTimedOut, kUnavailable (all these ports are in use), kUnsupported (no prometheus-cpp).
   static Result<std::unique_ptr<MetricsServer>> Start(const std::string& address, Deadline deadline,
                                                       Source source);
   virtual ~MetricsServer() = default;
