@@ -124,8 +124,9 @@ void Inbox::AcceptAll() {
       added = fd ? AddToEpoll(epoll_.get(), *fd, next_, EPOLLIN) : Status(fd.error());
     }
     if (!added) {
-      Log(LogLevel::kError,
-          fmt::format("a peer's connection was refused: {}", added.error().ToString()));
+      const std::string peer = accepted->Info().peer;
+      LogPeer(LogLevel::kError, peer,
+              fmt::format("the connection of {} was refused: {}", peer, added.error().ToString()));
       CloseInBackground(*std::move(accepted));
       continue;
     }
@@ -205,12 +206,12 @@ Inbox::Next Inbox::TakeOne(std::uint64_t id, Sender* sender) {
     taken = Error(Code::kUnavailable, "there is no memory for its notification");
   }
   if (taken) return Next::kGoOn;
-  Log(LogLevel::kError,
-      fmt::format("the connection of {} was closed: {}",
-                  sender->agent ? fmt::format("agent '{}'", *sender->agent)
-                                : sender->connection.Info().peer,
-                  taken.error().message()),
-      taken.error().where());
+  const std::string peer = sender->connection.Info().peer;
+  LogPeer(LogLevel::kError, peer,
+          fmt::format("the connection of {} was closed: {}",
+                      sender->agent ? fmt::format("agent '{}'", *sender->agent) : peer,
+                      taken.error().message()),
+          taken.error().where());
   CloseInBackground(sender->connection);
   return Next::kForget;
 }
@@ -272,12 +273,12 @@ bool Inbox::CloseSilent() {
       continue;
     }
     if (next == Next::kEmpty) {
-      Log(LogLevel::kWarning,
-          fmt::format("the connection of {} was closed: it did not {} within {} s",
-                      sender->second.connection.Info().peer,
-                      holds_up ? "send more of a long notification, for which others wait"
-                               : "say which agent it is",
-                      kMaxSilence.count()));
+      const std::string peer = sender->second.connection.Info().peer;
+      LogPeer(LogLevel::kWarning, peer,
+              fmt::format("the connection of {} was closed: it did not {} within {} s", peer,
+                          holds_up ? "send more of a long notification, for which others wait"
+                                   : "say which agent it is",
+                          kMaxSilence.count()));
       CloseInBackground(sender->second.connection);
     }
     sender = Forget(sender);

@@ -11,6 +11,9 @@
 #include <cstring>
 #include <ctime>
 
+#include "ferry/core/log_limiter.h"
+#include "ferry/core/stderr_line.h"
+
 namespace ferry::nixl {
 namespace {
 
@@ -28,7 +31,7 @@ std::string Line(LogLevel level, std::string_view text, SourceLoc at) {
   tm local{};
   (void)localtime_r(&now.tv_sec, &local);
   const char* const slash = std::strrchr(at.file, '/');
-  return fmt::format("{}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:7} {}:{}] FERRY: {}\n",
+  return fmt::format("{}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:7} {}:{}] FERRY: {}",
                      "DIWEF"[static_cast<int>(level)], local.tm_mon + 1, local.tm_mday,
                      local.tm_hour, local.tm_min, local.tm_sec, now.tv_usec, syscall(SYS_gettid),
                      slash == nullptr ? at.file : slash + 1, at.line, text);
@@ -50,11 +53,24 @@ LogLevel LogLevelOf(std::string_view text) noexcept {
 void Log(LogLevel level, std::string_view text, SourceLoc at) noexcept {
   if (level < Threshold()) return;
   try {
-    const std::string line = Line(level, text, at);
-    // By one call, so that lines of several threads do not mix.
-    (void)!write(STDERR_FILENO, line.data(), line.size());
-  } catch (...) {  // out of memory: there is nothing else to say it with
-    (void)!write(STDERR_FILENO, "FERRY: out of memory\n", 21);
+    WriteStderrLine(Line(level, text, at),
+                    level == LogLevel::kDebug ? LineLimit::kNone : LineLimit::kPerSecond);
+  } catch (...) {
+    WriteStderrLine("FERRY: out of memory", LineLimit::kPerSecond);
+  }
+}
+
+void LogPeer(LogLevel level, const std::string& peer, std::string_view text,
+             SourceLoc at) noexcept {
+  if (level < Threshold()) return;
+  try {
+    const auto before = PeerLogLimiter().Admit(peer.substr(0, peer.rfind(':')));
+    if (!before) return;
+    Log(level,
+        *before == 0 ? std::string(text) : fmt::format("{} (and {} more before)", text, *before),
+        at);
+  } catch (...) {
+    Log(level, text, at);
   }
 }
 

@@ -149,6 +149,34 @@ TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed)
   EXPECT_TRUE(first.lost());
 }
 
+TEST_F(InboxTest, PeersWithoutTheMetadataFillNoLog) {
+  constexpr int kPeers = 60;
+  Receive();
+  const auto begun = Clock::now();
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < kPeers; ++i) {
+    auto stranger = Must(sender_.Connect(receiver_.address(), TestDeadline()));
+    (void)stranger.Notify(HelloFrame({Uuid::Random(), "x"}));
+    (void)stranger.TakeNotification(TestDeadline());  // it is closed
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const auto lines = std::count(log.begin(), log.end(), '\n');
+  EXPECT_GE(lines, 1);
+  EXPECT_LE(lines, 10 * (2 + static_cast<int>(Seconds(Clock::now() - begun)))) << log;
+}
+
+TEST_F(InboxTest, AnAgentsNameForgesNoLine) {
+  Receive();
+  ::testing::internal::CaptureStderr();
+  auto forger = Sender("x\nE0101 00:00:00.000000 1 secret.cc:1] \x1b[31mforged");
+  (void)forger.Notify(std::vector<std::byte>(9));
+  (void)forger.TakeNotification(TestDeadline());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, ::testing::HasSubstr("x\\x0aE0101"));
+  EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\nE0101 00")));
+  EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\x1b")));
+}
+
 TEST_F(InboxTest, PiecesThatComeAgainAreTakenOnce) {
   Receive();
   auto one = Sender("one");
