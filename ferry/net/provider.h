@@ -18,7 +18,6 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
-#include "ferry/net/socket_owner.h"
 
 // The transport interface. A provider creates lanes; a lane is an ordered, reliable, two-way
 // channel of frames. A frame is a little metadata (`meta`), which the receiver reads first, and a
@@ -27,6 +26,8 @@
 //
 // Every lane belongs to one EventLoop at a time; all its methods and callbacks run there.
 namespace ferry::net {
+
+struct ProcessHint;  // ferry/net/socket_owner.h
 
 inline constexpr std::size_t kMaxMetaBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 32;

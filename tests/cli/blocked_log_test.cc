@@ -1,4 +1,4 @@
-// Tests servers whose stderr is full, closed or not read while strangers cause log lines.
+// Tests servers whose stderr is full, closed or not read while pending peers cause log lines.
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

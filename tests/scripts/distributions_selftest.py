@@ -28,7 +28,7 @@ class Folder(unittest.TestCase):
 
     def run_script(self, name, *arguments):
         shutil.copy(SCRIPTS / name, self.root / "scripts")
-        return subprocess.run([self.root / "scripts" / name, *arguments], capture_output=True, text=True, timeout=60,
+        return subprocess.run([self.root / "scripts" / name, *arguments], capture_output=True, text=True, timeout=300,
                               env={**os.environ, "PATH": f"{self.root}/bin:{os.environ['PATH']}"})
 
 

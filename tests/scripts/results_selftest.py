@@ -455,7 +455,7 @@ class Program(unittest.TestCase):
         if PROGRAM is None:
             self.skipTest("no program was named")
         commit, clean, *_ = summary.built_from(PROGRAM)
-        said = subprocess.run([PROGRAM, "info", "--json"], text=True, check=True, stdout=subprocess.PIPE, timeout=60)
+        said = subprocess.run([PROGRAM, "info", "--json"], text=True, check=True, stdout=subprocess.PIPE, timeout=300)
         build = json.loads(said.stdout)["build"]
         self.assertEqual((build["commit"], build["clean"]), (commit, clean))
 

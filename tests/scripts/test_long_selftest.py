@@ -30,7 +30,7 @@ class Running(unittest.TestCase):
         self.write(root / "bin" / "nvidia-smi", "exit 0")
         environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "TENSORFERRY_NANOVLLM": "/a/checkout"}
         ended = subprocess.run([root / "scripts" / "test_long"], env=environment, capture_output=True, text=True,
-                               timeout=60)
+                               timeout=300)
         return ended, said.read_text(encoding="utf-8").splitlines()
 
     @staticmethod

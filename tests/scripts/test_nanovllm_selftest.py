@@ -41,7 +41,7 @@ class Running(unittest.TestCase):
         if named:
             environment["TENSORFERRY_NANOVLLM"] = str(named)
         return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True,
-                              env=environment, timeout=60, cwd=self.folder)
+                              env=environment, timeout=300, cwd=self.folder)
 
     def test_no_checkout_is_said(self):
         ended = self.run_script()
@@ -81,7 +81,7 @@ class Running(unittest.TestCase):
         (scripts / "test_python").write_text(f"#!/bin/sh\necho \"$@\"\nprintf '%s' '{junit}' >\"$2\"\n")
         (scripts / "test_python").chmod(0o755)
         ended = subprocess.run([sys.executable, scripts / "test_nanovllm", "--from", "build/x", self.checkout],
-                               capture_output=True, text=True, timeout=60)
+                               capture_output=True, text=True, timeout=300)
         self.assertIn(" --from build/x\n", ended.stdout)
         self.assertIn("were NOT run: not a single one ran", ended.stdout)
         self.assertEqual(ended.returncode, 1)

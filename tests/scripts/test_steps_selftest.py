@@ -34,7 +34,7 @@ print(begun.read_text().strip(), thread.is_alive(), test_steps.children())
 
 class Steps(unittest.TestCase):
     def run_script(self, *arguments, **environment):
-        return subprocess.run([sys.executable, SCRIPTS / "test_steps.py", *arguments], text=True, timeout=60,
+        return subprocess.run([sys.executable, SCRIPTS / "test_steps.py", *arguments], text=True, timeout=300,
                               capture_output=True, check=False, env={**os.environ, **environment})
 
     def test_the_plan_says_what_runs_and_how_long_it_took(self):
@@ -58,7 +58,7 @@ class Steps(unittest.TestCase):
             test_steps.shutil.disk_usage = lambda path: collections.namedtuple("usage", "free")(1 << 20)
             test_steps.refuse_full_disk()
         """)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, r"^test: .* has 0\.0 GB free and a run needs about .*\n$")
 

@@ -155,9 +155,9 @@ TEST_F(InboxTest, PeersWithoutTheMetadataFillNoLog) {
   const auto begun = Clock::now();
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < kPeers; ++i) {
-    auto stranger = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    (void)stranger.Notify(HelloFrame({Uuid::Random(), "x"}));
-    (void)stranger.TakeNotification(TestDeadline());  // it is closed
+    auto pending = Must(sender_.Connect(receiver_.address(), TestDeadline()));
+    (void)pending.Notify(HelloFrame({Uuid::Random(), "x"}));
+    (void)pending.TakeNotification(TestDeadline());  // it is closed
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
   const auto lines = std::count(log.begin(), log.end(), '\n');
