@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "ferry/net/egress.h"
-#include "ferry/net/socket_owner.h"
 #include "ferry/net/tcp/socket_options.h"
 
 namespace ferry::net::tcp {

@@ -7,6 +7,7 @@
 
 #include "ferry/core/fd.h"
 #include "ferry/net/provider.h"
+#include "ferry/net/socket_owner.h"
 #include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_input.h"
 #include "ferry/net/tcp/send_queue.h"
