@@ -48,7 +48,8 @@ class DeviceSlotsTest : public ::testing::Test {
     return saying;
   }
   RawPeer& NewPeer() {
-    RawPeer& peer = peers_.emplace_back(far_.port());
+    // Proved, so that slots are spliced to it.
+    RawPeer& peer = peers_.emplace_back(far_.port(), 1, 64 * 1024, /*proved=*/true);
     accepted_.push_back(Must(far_.Accept(Soon())));
     return peer;
   }
