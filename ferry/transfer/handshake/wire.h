@@ -86,7 +86,7 @@ struct HelloBody {
   std::uint8_t endpoint[16] = {};
   std::uint8_t expected[16] = {};  // id of the endpoint dialed; zeros: any
   std::uint64_t window_bytes = 0;
-  net::ProcessHint process;  // of the sender; zeros: not told
+  net::ProcessHint process = {};  // of the sender; zeros: not told
 };
 static_assert(sizeof(HelloBody) == 56 && sizeof(net::ProcessHint) == 8);
 
