@@ -20,9 +20,17 @@ sys.path.insert(0, str(ROOT / "bench"))
 import summary  # noqa: E402
 import tables_targets  # noqa: E402
 
-LOADER = importlib.machinery.SourceFileLoader("make_results", str(ROOT / "scripts" / "make_results"))
-make_results = importlib.util.module_from_spec(importlib.util.spec_from_loader("make_results", LOADER))
-LOADER.exec_module(make_results)
+
+
+def script(folder, name):
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / folder / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+make_results = script("scripts", "make_results")
+pairs = script("bench", "pairs")
 PROGRAM = None
 
 
@@ -448,6 +456,83 @@ class Tables(unittest.TestCase):
             "rows": rows, "commit": "ab" * 20, "date": "d", "machine": "m", "n": 1, "command": "c"}))
         self.assertIn("| all_reduce 8 B | 10 | 40 | 20 |", text)
         self.assertIn("| all_reduce 8 B | 2x8 | 2.00", text)
+
+
+# In the place of programs and of the interpreter of NIXL's wheel: its words and variables are noted.
+NOTES_ITS_CALLS = """#!/bin/sh
+echo "$0 $*; $NIXL_PLUGIN_DIR $NCCL_DYNAMIC_CHUNK_SIZE" >>"$(dirname "$0")/../calls"
+case "$*" in *--folder*) echo "$3";; *) echo '{"gbps": 2, "half_rtt_us_p50": 4, "us_p50": 4}';; esac
+exit
+"""
+
+
+class Pairs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.python = self.make("wheel/python")
+        for build, commit in (("old", "aa" * 20), ("new", "bb" * 20)):
+            self.make(f"{build}/ferry", commit)
+            self.make(f"{build}/nixl/libplugin_FERRY.so", commit)
+        self.standin = self.make("new/libnccl-net-tcpx-standin.so")
+
+    def make(self, name, commit=""):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{NOTES_ITS_CALLS}FERRY_BUILT_FROM commit={commit} clean=yes type=RelWithDebInfo sanitizer=;")
+        path.chmod(0o755)
+        return path
+
+    def compare(self, *words):
+        """(exit code, lines, the JSON's rows)"""
+        said, result = io.StringIO(), self.folder / "pairs.json"
+        words = ["bench/pairs", "--old", f"{self.folder}/old/ferry", "--new", f"{self.folder}/new/ferry",
+                 "--python", str(self.python), "--json", str(result), *words]
+        with unittest.mock.patch("summary.check_history"), unittest.mock.patch("sys.argv", words), \
+                contextlib.redirect_stdout(said), self.assertRaises(SystemExit) as ended:
+            pairs.main()
+        return ended.exception.code, said.getvalue().splitlines(), json.loads(result.read_text())["rows"]
+
+    def compare_rates(self, new):
+        """With a rate of 1 for the old program."""
+        with unittest.mock.patch.object(pairs, "measure", lambda command, _: new if "/new/" in command[0] else 1):
+            return self.compare("--pairs", "5", "--only", "TLS: write 64 MiB")
+
+    def test_a_row_near_the_bound_gets_more_pairs_and_shows_ratio_interval_and_n(self):
+        for new, n, holds in ((0.92, 5, False), (0.96, 35, False), (0.98, 35, True), (1.1, 5, True)):
+            code, lines, rows = self.compare_rates(new)
+            row = rows["TLS: write 64 MiB"]
+            self.assertEqual((code, row["holds"]), (0 if holds else 1, holds))
+            for ratio, key in ((new, "new_old"), (1, "old_old")):
+                self.assertEqual([row[key][name] for name in ("median", "interval", "n")], [ratio, [ratio] * 2, n])
+                self.assertIn(f"{ratio:.3f} (interval {ratio:.3f} to {ratio:.3f}, n = {n})", lines[0])
+            self.assertEqual(lines[0].endswith("; SLOWER"), not holds)
+
+    def test_every_row_is_measured_with_both_programs(self):
+        code, _, rows = self.compare("--pairs", "2")
+        self.assertEqual(code, 0)
+        self.assertEqual(set(rows), {*pairs.PERF, *pairs.PLUGIN, *pairs.NIXL})
+        self.assertEqual({row["new_old"]["n"] for row in rows.values()}, {2})
+        calls = "\n".join(sorted(set((self.folder / "calls").read_text().splitlines()))) + "\n"
+        for build in ("old", "new"):
+            ferry = f"{self.folder}/{build}/ferry perf loopback "
+            self.assertRegex(calls, f"{ferry}.*--tls psk --set secret=")
+            self.assertRegex(calls, f"{ferry}--provider plugin:{self.standin} .*; +524288\n")
+            self.assertRegex(calls, f"nixl_agents.py FERRY latency .*; .*/{build} \n")
+
+    def test_rows_that_cannot_be_measured_are_skipped_with_the_reason(self):
+        self.standin.unlink()
+        self.make("old/nixl/libplugin_FERRY.so", "cc" * 20)
+        code, _, rows = self.compare("--pairs", "2")
+        self.assertEqual(code, 0)
+        for name in pairs.PLUGIN:
+            self.assertEqual(rows[name], {"skipped": f"{self.standin} is missing; build ferry_tcpx_standin"})
+        for name in pairs.NIXL:
+            self.assertRegex(rows[name]["skipped"], "/old/nixl/libplugin_FERRY.so and .*/old/ferry are of different")
+        self.python.unlink()
+        _, lines, _ = self.compare("--pairs", "2", "--only", "NIXL: write 4 KiB")
+        self.assertEqual(lines, [f"NIXL: write 4 KiB: skipped: {self.python} is missing; run bench/nixl --set-up"])
 
 
 class Program(unittest.TestCase):
