@@ -105,7 +105,10 @@ class Run:
 def read_run(name, status, path):
     run = Run(name)
     if os.path.exists(path):
-        run.add_all(path)
+        try:
+            run.add_all(path)
+        except xml.etree.ElementTree.ParseError as broken:
+            run.failed.append((name, f"{path} cannot be read: {broken}", []))
     if status == "skipped" and run.skipped:
         return run
     if not run.failed and (status != "passed" or not run.passed):

@@ -9,6 +9,7 @@ run took. Ends with a table of times, the slowest tests, how to rerun what faile
 1 if anything failed, and 130 when interrupted, after which nothing that it started runs on.
 """
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -114,11 +115,13 @@ class Steps:
         return process.returncode
 
     def _read(self, name, lines):
-        with open(LOGS / f"{name}.log", "a", encoding="utf-8") as log:
-            for line in lines:
-                log.write(line)
-                log.flush()
+        for line in lines:  # always to the end: a step whose pipe is full would wait for good
+            try:
+                with open(LOGS / f"{name}.log", "a", encoding="utf-8") as log:
+                    log.write(line)
                 self._tell(name, line)
+            except OSError:  # a full disk, or nobody reads what is printed
+                pass
 
     def _tell(self, name, line):
         for pattern, form in ((CTEST_LINE, "{}/{}"), (NINJA_LINE, "{}/{}"), (PYTEST_LINE, "{}%")):
@@ -145,23 +148,20 @@ class Steps:
                 time.sleep(0.05)  # processes that are no children yet give no event when they end
         while children():
             for pid in children():
-                os.kill(pid, signal.SIGKILL)
-                try:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-                except ChildProcessError:
-                    pass
 
 
 def children():
     """Children of this process that are not zombies of threads that still wait for them."""
     found = []
     for entry in pathlib.Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        for pid in map(int, entry.read_text().split()):
-            try:
-                if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found.append(pid)
-            except FileNotFoundError:
-                pass
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            for pid in map(int, entry.read_text().split()):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                        found.append(pid)
     return found
 
 
@@ -176,17 +176,26 @@ class Builds(threading.Thread):
 
     def run(self):
         for preset in PRESETS:
-            # A suite that a sanitizer runs is not compiled once more without.
-            arguments = ["cmake", "--preset", preset, "-DFERRY_ALL_TESTS=OFF"]
-            if preset == "release" and self.with_python:
-                arguments += ["-DFERRY_PYTHON=ON", f"-DPython_EXECUTABLE={ROOT}/build/python/venv/bin/python"]
-            code = self.steps.run(f"{preset}.configure", arguments, quiet=True)
-            self.configured.set()
-            # The release build is what everything waits for.
-            code = code or self.steps.run(f"{preset}.build",
+            failed = "configure"
+            try:
+                if self.steps.run(f"{preset}.configure", self._configure(preset), quiet=True) == 0:
+                    self.configured.set()
+                    # The release build is what everything waits for.
+                    code = self.steps.run(f"{preset}.build",
                                           ["cmake", "--build", "--preset", preset, "-j", os.cpu_count()],
                                           background=preset != "release")
-            self.outcomes[preset].put(code)
+                    failed = "" if code == 0 else "build"
+            finally:
+                self.configured.set()
+                self.outcomes[preset].put(failed)
+
+    def _configure(self, preset):
+        # A suite that a sanitizer runs is not compiled once more without; those for GPUs run in none.
+        every = "ON" if os.path.exists("/dev/nvidiactl") else "OFF"
+        arguments = ["cmake", "--preset", preset, f"-DFERRY_ALL_TESTS={every}"]
+        if preset == "release" and self.with_python:
+            arguments += ["-DFERRY_PYTHON=ON", f"-DPython_EXECUTABLE={ROOT}/build/python/venv/bin/python"]
+        return arguments
 
 
 def environment():
@@ -237,11 +246,13 @@ def run_all(steps):
     builds.configured.wait()
     results = [ctest(steps, "lint", "release", "-L", "^lint$")]
     for preset in PRESETS:
-        if builds.outcomes[preset].get() == 0:
-            shutil.rmtree(ROOT / "build" / preset / "groups", ignore_errors=True)
-            results.append(ctest(steps, preset, preset, "-LE", "^lint$"))
+        failed = builds.outcomes[preset].get()
+        if failed:
+            results.append((preset, f"{failed} failed: build/log/{preset}.{failed}.log", ROOT / "nothing"))
         else:
-            results.append((preset, f"build failed: build/log/{preset}.build.log", ROOT / "nothing"))
+            shutil.rmtree(ROOT / "build" / preset / "groups", ignore_errors=True)
+            # Of several -LE all have to match, and the presets of sanitizers have one.
+            results.append(ctest(steps, preset, preset, *(["-LE", "^lint$"] if preset == "release" else [])))
         if preset == "release":
             set_up.join()
             for name in ("nixl", "python"):
@@ -325,7 +336,8 @@ def refuse_full_disk():
 def print_reruns(results):
     for name, outcome, _ in results:
         if outcome not in ("passed", "skipped"):
-            log = next((log for log in (LOGS / f"{name}.log", LOGS / f"{name}.build.log") if log.exists()), LOGS)
+            logs = [LOGS / f"{name}{step}.log" for step in ("", ".build", ".configure")]
+            log = next((log for log in logs if log.exists()), LOGS)
             print(f"  {name}: its output is {log.relative_to(ROOT)}")
     for test in dict.fromkeys(progress.failed):
         step, _, name = test.partition(": ")
@@ -355,7 +367,8 @@ def main():
     # What our children leave behind becomes ours, and is ended with them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     steps = Steps(progress)
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     try:
         results = run_only(steps, arguments.only) if arguments.only else run_all(steps)
     except KeyboardInterrupt:

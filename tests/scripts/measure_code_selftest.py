@@ -39,7 +39,7 @@ class Measuring(unittest.TestCase):
                          (1, ["a circle of includes: ferry/a.h -> ferry/b.h -> ferry/c.h -> ferry/a.h"]))
 
     def test_a_wide_line_of_a_document_is_told(self):
-        self.assertEqual(self.measure({"docs/a.md": "x" * 120 + "\n" + "y" * 121 + "\n"}),
+        self.assertEqual(self.measure({"docs/a.md": "x" * 120 + "\n" + "y" * 121 + "\n|" + "z" * 121 + "\n"}),
                          (1, ["docs/a.md:2: 121 columns; the limit is 120"]))
 
 

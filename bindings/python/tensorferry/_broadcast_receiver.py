@@ -39,8 +39,8 @@ class BroadcastReceiver:
     def receive(self, timeout=300.0):
         """The next version, which the tensors are at when this returns.
 
-        Raises InvalidArgument where they do not fit the trainer's. Any other error closes the
-        connection to the trainer, and the tensors have the version they had (with in_place: none).
+        Raises InvalidArgument where they do not fit the trainer's; the connection to the trainer stays
+        open unless it has begun to send (a type that cannot be cast). Any other error closes it, and the tensors have the version they had (with in_place: none).
         Where an event loop runs, await receive_async().
         """
         return _relay.run(self.receive_async, timeout, instead="BroadcastReceiver.receive_async()")

@@ -18,6 +18,7 @@ environment, such as FERRY_SECRET and FERRY_INTERFACES).
 """
 
 import collections
+import contextlib
 import select
 import threading
 import time
@@ -110,6 +111,8 @@ class _Link:
 
     @property
     def lost(self):
+        with contextlib.suppress(errors.Error):
+            self.connection()  # the attempt may have ended since anybody asked
         return self._error is not None or (self._connection is not None and self._connection.lost)
 
 
@@ -131,8 +134,10 @@ class FerryTransport(TensorTransportManager):
         self._storages = {}  # by (device, address, bytes)
         self._objects = {}  # by Ray's object: (metadata, keys into _storages, copies kept alive)
         self._fetches = weakref.WeakSet()  # that have not ended
-        # Objects whose abort came before their fetch.
+        # Objects whose abort came before their fetch, and those whose fetch ended, which Ray aborts, too,
+        # where it failed.
         self._aborted = collections.deque(maxlen=256)
+        self._ended = collections.deque(maxlen=256)
 
     # ---- what Ray asks first ---------------------------------------------------------------------
 
@@ -303,7 +308,8 @@ class FerryTransport(TensorTransportManager):
                 fetch.aborted = True
                 if fetch.operation is not None:
                     fetch.operation.cancel()
-            if not fetches and obj_id not in self._objects and obj_id not in self._aborted:
+            known = (*self._objects, *self._aborted, *self._ended)
+            if not fetches and obj_id not in known:
                 self._aborted.append(obj_id)
 
     def _advance(self, fetch):
@@ -344,6 +350,7 @@ class FerryTransport(TensorTransportManager):
     def _end_read(self, fetch, error=None):
         with self._lock:
             self._fetches.discard(fetch)
+            self._ended.append(fetch.obj_id)
         fetch.operation, fetch.link, fetch.error = None, None, error
         fetch.regions.clear()
 
