@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -152,7 +153,12 @@ void Inbox::Drain(std::uint64_t id) {
 }
 
 bool Inbox::HasRoom(std::uint64_t id, Sender* sender) {
-  const std::uint64_t share = kMaxArrivedBytes / senders_.size();
+  // Connections that have not proved that they have our metadata take no share.
+  const auto agents = std::count_if(senders_.begin(), senders_.end(), [](const auto& entry) {
+    return entry.second.agent.has_value();
+  });
+  const std::uint64_t share =
+      kMaxArrivedBytes / static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(agents, 1));
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;

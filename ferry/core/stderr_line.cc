@@ -7,7 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 
 #include "ferry/core/fd.h"
 #include "ferry/core/no_sigpipe.h"
@@ -23,7 +25,8 @@ ssize_t WriteToPipe(std::string_view bytes) noexcept {
   // Without the right to open it, which a process that has changed its user lacks.
   pollfd room{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
   if (::poll(&room, 1, 0) != 1 || (room.revents & POLLOUT) == 0) return -1;
-  return ::write(STDERR_FILENO, bytes.data(), bytes.size());
+  // A pipe that polls as writable has a free page; more could block.
+  return ::write(STDERR_FILENO, bytes.data(), std::min<std::size_t>(bytes.size(), PIPE_BUF));
 }
 
 ssize_t WriteOnce(std::string_view bytes) noexcept {

@@ -115,7 +115,7 @@ TEST_F(InboxTest, ASenderThatHasFilledItsShareDoesNotKeepAnotherOut) {
   EXPECT_TRUE(Answered(&one, 0, TestDeadline()));
   abi::Notifications taken;
   inbox_->Take(&taken);
-  EXPECT_EQ(taken.back(), std::pair(std::string("one"), std::string("o")));
+  EXPECT_THAT(taken, ::testing::Contains(std::pair(std::string("one"), std::string("o"))));
 }
 
 TEST_F(InboxTest, OneSenderAtATimeExceedsItsShareByAMessage) {
@@ -143,7 +143,11 @@ TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed)
   Receive();
   auto first = Sender("first");
   auto second = Sender("second");
-  (void)Fill(&first, kTotal, 0, kHeld / kMaxPieceBytes);
+  std::uint64_t begun = 0;
+  const Deadline end = TestDeadline();
+  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
+    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
+  }
   FillToEnd(&second, kTotal);
   EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
   EXPECT_TRUE(first.lost());

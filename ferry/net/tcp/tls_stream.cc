@@ -167,16 +167,24 @@ Error TlsStream::HandshakeError(int error_number) {
 }
 
 // NOLINTNEXTLINE(readability-function-size): the signature is OpenSSL's
-void TlsStream::OnMessage(int is_sent, int /*version*/, int type, const void* /*bytes*/,
+void TlsStream::OnMessage(int is_sent, int /*version*/, int type, const void* bytes,
                           std::size_t /*size*/, SSL* /*ssl*/, void* stream) {
   auto* const self = static_cast<TlsStream*>(stream);
   if (is_sent != 0) return;
-  if (type == SSL3_RT_INNER_CONTENT_TYPE) ++self->records_read_;
-  if (type != SSL3_RT_HANDSHAKE) return;
-  // OpenSSL reads on until it finds data, so only its input can stop it.
-  if (++self->messages_read_ > kFreeMessages + self->records_read_ / kRecordsPerMessage) {
-    self->socket_.Stop();
+  if (type == SSL3_RT_INNER_CONTENT_TYPE) {
+    ++self->records_read_;
+    // A message may come in many records, whose bytes OpenSSL collects.
+    if (*static_cast<const unsigned char*>(bytes) == SSL3_RT_APPLICATION_DATA) return;
+    ++self->records_without_data_;
+  } else if (type == SSL3_RT_HANDSHAKE) {
+    ++self->messages_read_;
+  } else {
+    return;
   }
+  const std::uint64_t with_data = self->records_read_ - self->records_without_data_;
+  const std::uint64_t allowed = kFreeMessages + with_data / kRecordsPerMessage;
+  // OpenSSL reads on until it finds data, so only its input can stop it.
+  if (std::max(self->messages_read_, self->records_without_data_) > allowed) self->socket_.Stop();
 }
 
 // Call after a fatal failure. The system's error stays in socket_.error().
@@ -187,7 +195,7 @@ void TlsStream::NoteFailure() {
                        fmt::format("it changes to new keys, or sends other TLS messages without "
                                    "data, again and again ({} for {} records); the connection was "
                                    "closed, reconnect with the same release on both sides",
-                                   messages_read_, records_read_)};
+                                   std::max(messages_read_, records_without_data_), records_read_)};
     return;
   }
   if (socket_.at_end() && ::ERR_peek_error() != 0 &&

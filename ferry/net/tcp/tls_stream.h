@@ -83,8 +83,9 @@ class TlsStream final : public ByteStream {
   std::string security_;
   ChannelBinding channel_binding_{};
 
-  std::uint64_t records_read_ = 0;        // since the handshake
-  std::uint64_t records_charged_ = 0;     // of them, returned by TakeWork()
+  std::uint64_t records_read_ = 0;     // since the handshake
+  std::uint64_t records_charged_ = 0;  // of them, returned by TakeWork()
+  std::uint64_t records_without_data_ = 0;
   std::uint64_t messages_read_ = 0;       // handshake messages since the handshake
   std::size_t accepted_ = 0;              // encrypted and not completely sent
   std::uint64_t records_ = 0;             // with the current key

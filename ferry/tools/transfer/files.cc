@@ -127,7 +127,7 @@ Result<IncomingFile> IncomingFile::Create(const std::string& directory, const st
 
 // By what a file would need: one without a name, which goes again.
 Status CheckFolder(const std::string& path) {
-  FERRY_TRY(IncomingFile::Create(path, "check", 0, Existing::kReplaced));
+  FERRY_TRY(IncomingFile::Create(path, TemporaryName(), 0, Existing::kReplaced));
   return Ok();
 }
 

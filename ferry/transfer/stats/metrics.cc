@@ -6,6 +6,7 @@
 #include <charconv>
 #include <exception>
 #include <filesystem>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -150,13 +151,19 @@ int ListenError(const net::Address& at) {
 
 Result<std::unique_ptr<MetricsServer>> ServeAt(const net::Address& at,
                                                const MetricsServer::Source& source) {
+  static std::mutex
+      one_at_a_time;  // of two, the second would keep what civetweb has set for the first
+  const std::lock_guard lock(one_at_a_time);
   const KeepsSigPipe keeps_disposition;
   try {
     return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, source));
   } catch (const std::exception& failure) {
     const int error = ListenError(at);
     const bool in_use = error == EADDRINUSE;
-    return Error(in_use ? Code::kUnavailable : Code::kInvalidArgument,
+    // The rest (no descriptors, no thread) leaves an endpoint without metrics.
+    const bool wrong_address =
+        error == EADDRNOTAVAIL || error == EINVAL || error == EACCES || error == EAFNOSUPPORT;
+    return Error(wrong_address ? Code::kInvalidArgument : Code::kUnavailable,
                  fmt::format("cannot serve metrics at {}: {}; name a free port of this machine "
                              "(FERRY_METRICS_ADDRESS), or none",
                              at.ToString(),
