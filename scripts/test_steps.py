@@ -251,7 +251,7 @@ def run_all(steps):
             results.append((preset, f"{failed} failed: build/log/{preset}.{failed}.log", ROOT / "nothing"))
         else:
             shutil.rmtree(ROOT / "build" / preset / "groups", ignore_errors=True)
-            # Of several -LE all have to match, and the presets of sanitizers have one.
+            # Several -LE leave out what matches all of them, and the presets of sanitizers have one.
             results.append(ctest(steps, preset, preset, *(["-LE", "^lint$"] if preset == "release" else [])))
         if preset == "release":
             set_up.join()
