@@ -80,7 +80,8 @@ class Progress:
 
 
 class Steps:
-    """Starts commands, each in a session of its own, and ends what they leave."""
+    """Starts commands, each in a process group of its own, and ends what they leave. Not in a session of
+    its own: Linux shares CPUs equally between sessions, whatever the priorities in them."""
 
     def __init__(self, progress):
         self.progress, self.times, self.running, self.lock = progress, {}, set(), threading.Lock()
@@ -95,7 +96,7 @@ class Steps:
                 return 1
             process = subprocess.Popen([*priority, *map(str, command)], cwd=ROOT, stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                       errors="replace", start_new_session=True)
+                                       errors="replace", preexec_fn=os.setpgrp)
             self.running.add(process.pid)
         self.progress.set(name, "")
         reader = threading.Thread(target=self._read, args=(name, process.stdout), daemon=True)
