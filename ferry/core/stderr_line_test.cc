@@ -17,6 +17,7 @@
 #include <string>
 
 #include "ferry/core/check.h"
+#include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/log.h"
 
