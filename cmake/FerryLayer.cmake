@@ -87,6 +87,12 @@ function(ferry_glob_sources variable folder)
   set(${variable} ${sources} PARENT_SCOPE)
 endfunction()
 
+# Tests are mostly macros of GoogleTest, which take the compiler two to five times as long with
+# optimization, and run once. What they test is in libraries.
+function(ferry_compile_quickly name)
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0>")
+endfunction()
+
 function(ferry_warnings name)
   target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FERRY_WARNINGS}>"
                                          "$<$<COMPILE_LANGUAGE:CUDA>:${FERRY_CUDA_WARNINGS}>")
@@ -124,6 +130,9 @@ function(ferry_layer_tests layer sources deps gpu_tests tsan_filter)
   endif()
   add_executable(${layer}_test ${sources})
   ferry_warnings(${layer}_test)
+  if(NOT layer STREQUAL "ferry_kernels")  # whose tests compute what they expect
+    ferry_compile_quickly(${layer}_test)
+  endif()
   # Most of what a test compiles is the headers that all of them include. The library's own files are
   # compiled one by one, which shows an #include that is missing.
   if(NOT CMAKE_UNITY_BUILD)
