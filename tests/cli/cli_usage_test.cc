@@ -90,7 +90,7 @@ TEST(CliUsage, TransfersThatSucceedWarnOfNothing) {
   const Folder there;
   WriteFile(here / "file", SomeBytes(300'000));
   Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
-                  "0", "--json"});
+                  "0", "--overwrite", "--json"});
   const std::string address = AddressOf(&server);
   for (int i = 0; i < 12; ++i) {
     const ProgramEnd client =
@@ -110,7 +110,7 @@ TEST(CliUsage, ProgressIsShownOnATerminalOnly) {
   const Folder there;
   WriteFile(here / "file", SomeBytes(4 << 20));
   Program server({"transfer", "server", "--dir", there.text(), "--listen", "127.0.0.1", "--port",
-                  "0", "--json"});
+                  "0", "--overwrite", "--json"});
   const std::string address = AddressOf(&server);
   for (const Stderr err : {Stderr::kTerminal, Stderr::kPipe}) {
     Program client({"transfer", "client", address, "--file", (here / "file").string(), "--json",
