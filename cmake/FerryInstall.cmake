@@ -75,6 +75,7 @@ target_sources(tensorferry PUBLIC
 # installed: a target that only the test headers.self_contained builds.
 if(CMAKE_UNITY_BUILD)
   set(ferry_headers ${ferry_public_headers})
+  list(FILTER ferry_headers EXCLUDE REGEX "\\.cuh$")  # nvcc compiles them
 endif()
 add_library(ferry_all_headers INTERFACE)
 target_link_libraries(ferry_all_headers INTERFACE tensorferry)

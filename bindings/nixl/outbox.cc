@@ -112,7 +112,7 @@ Status Outbox::ResolveLocked() {
   while (!posted_.empty() && posted_.front().operation.Done()) {
     Piece piece = std::move(posted_.front());
     posted_.pop_front();
-    const Status ended = EndOf(&piece.operation);
+    Status ended = EndOf(&piece.operation);
     if (!ended && !IsRefused(ended)) return ended;
     // The peer drops what follows a piece that it has refused.
     if (!ended && !refused_) refused_ = piece.place;
