@@ -86,7 +86,7 @@ Status WaitWhileReceiving(transfer::Operation operation, const transfer::Connect
   const auto received = [&] { return connection.Counters().traffic.lanes.payload_bytes_received; };
   std::uint64_t bytes = received();
   Deadline deadline = Deadline::After(timeout);
-  const Status status = WaitWith(std::move(operation), [&] {
+  Status status = WaitWith(std::move(operation), [&] {
     const std::uint64_t before = std::exchange(bytes, received());
     if (bytes != before) deadline = Deadline::After(timeout);
     return deadline;
@@ -114,7 +114,7 @@ Status Control::Say(const Json& message, Deadline deadline) {
   FERRY_TRY_ASSIGN(
       const auto operation,
       connection_.Send(kControlTag, std::as_bytes(std::span(text)), {.deadline = deadline}));
-  const Status said = WaitFor(operation, deadline);
+  Status said = WaitFor(operation, deadline);
   if (said || said.error().code() != Code::kTimedOut) return said;
   return Silent(connection_, "has not taken a message", Clock::now() - since);
 }
