@@ -355,6 +355,8 @@ class FerryTransport(TensorTransportManager):
         fetch.regions.clear()
 
     def _failed(self, fetch, error):
+        if fetch.aborted:  # whoever waited for the operation learns only that it was cancelled
+            error = errors.Cancelled("it was aborted")
         self._end_read(fetch, error)
         return _failure(fetch.obj_id, error)
 
