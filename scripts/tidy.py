@@ -32,7 +32,9 @@ OPTIONAL = {"ferry/cuda/real/": "layers/cuda/real/", "bindings/python/": "layers
 # Files that cannot share a unit with others: linux/tcp.h excludes netinet/tcp.h, each fuzzer has an
 # entry point of the same name, as each toy and a benchmark have, and sources of fmt's and spdlog's
 # exclude their headers.
-ALONE = {"ferry/net/tcp/path_stats.cc", "ferry/net/plugin/tests/toy_plugin.cc",
+# Two test programs have helpers of the same names as others in their folder.
+ALONE = {"tests/cli/transfer_safety_test.cc", "tests/peer_failure/peer_late_read_test.cc",
+         "ferry/net/tcp/path_stats.cc", "ferry/net/plugin/tests/toy_plugin.cc",
          "bindings/nccl_net/bundled.cc", "bindings/nccl_net/tests/nccl_net_bench.cc"}
 # Over a third of the time of all.
 SLOW = ("performance-unnecessary-value-param", "bugprone-reserved-identifier", "bugprone-stringview-nullptr")
@@ -46,6 +48,17 @@ def entries_of(build):
     text = (build / "compile_commands.json").read_text(encoding="utf-8")
     return text, [entry for entry in json.loads(text) if entry["file"].endswith((".cc", ".cxx"))
                   and "_verify_interface_header_sets/" not in entry["file"]]
+
+
+def entries_of_all_tests(build):
+    """Those of the tests that a build leaves out, for their definitions; from a build that is only configured."""
+    cache = build / "CMakeCache.txt"
+    if not cache.is_file() or "FERRY_ALL_TESTS:BOOL=OFF" not in cache.read_text(encoding="utf-8"):
+        return []
+    everything = ROOT / "build" / "all_tests"
+    subprocess.run(["cmake", "--preset", "release", "-B", everything, "-DFERRY_CUDA=OFF"], cwd=ROOT, check=True,
+                   stdout=subprocess.DEVNULL)
+    return entries_of(everything)[1]
 
 
 def flags_of(entry):
@@ -118,8 +131,12 @@ def write_units(build, entries, units):
     """A source for each unit, in a folder with the flags of all targets together."""
     out = build / "tidy"
     out.mkdir(exist_ok=True)
-    flags = [word for flag in dict.fromkeys(flag for entry in entries for flag in flags_of(entry))
-             for word in flag]
+    flags, macros = [], set()
+    for flag in dict.fromkeys(flag for entry in entries for flag in flags_of(entry)):
+        macro = flag[0].partition("=")[0] if flag[0].startswith("-D") else None
+        if macro is None or macro not in macros:  # one build's paths
+            flags += flag
+        macros.add(macro)
     database = []
     for name, paths in units.items():
         unit = out / f"{name}.cxx"
@@ -154,6 +171,7 @@ def run(folder, sources, checks):
 
 def tidy_units(build, options):
     text, entries = entries_of(build)
+    entries += entries_of_all_tests(build)
     absent = tuple(folder for folder, mark in OPTIONAL.items() if mark not in text)
     for folder in absent:
         print(f"tidy: {folder} is left out, as it is in {build}")

@@ -346,7 +346,7 @@ class Session {
     } else if (!memories_.empty()) {
       key = memories_[at % memories_.size()]->region->remote().key;
     }
-    if (at >= 240) key.generation += at - 247;
+    if (at >= 240) key.generation += static_cast<std::uint32_t>(at - 247);
     if (at == 255) key.token ^= script_->U64();
     return key;
   }
