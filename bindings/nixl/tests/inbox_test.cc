@@ -184,7 +184,7 @@ TEST_F(InboxTest, AnAgentsNameForgesNoLine) {
 TEST_F(InboxTest, PiecesThatComeAgainAreTakenOnce) {
   Receive();
   auto one = Sender("one");
-  for (const std::uint64_t sequence : {0, 2, 3, 0, 1, 3, 2, 3, 4}) {
+  for (const std::uint64_t sequence : {0U, 2U, 3U, 0U, 1U, 3U, 2U, 3U, 4U}) {
     MustDo(Post(&one, {.sequence = sequence, .total = 1}, std::to_string(sequence)));
   }
   abi::Notifications taken;
