@@ -11,6 +11,7 @@
 
 #include "bindings/nixl/tests/testing/standin_agent.h"
 #include "ferry/core/crc32c.h"
+#include "ferry/net/socket_owner.h"
 
 namespace ferry::nixl::testing {
 namespace {
@@ -142,6 +143,7 @@ std::string Text(std::uint64_t seed, std::size_t bytes) {
 
 Holdings Holdings::AtStart() {
   std::thread([] {}).join();
+  (void)net::ThisProcess();
   return {.threads = EntriesOf("/proc/self/task"), .descriptors = EntriesOf("/proc/self/fd")};
 }
 

@@ -15,6 +15,7 @@
 
 #include "ferry/net/plugin/factory.h"
 #include "ferry/net/plugin/tests/testing/standin.h"
+#include "ferry/net/socket_owner.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
@@ -28,6 +29,7 @@ using plugin::testing::Variables;
 using transfer::Must;
 
 std::size_t DescriptorsOpen() {
+  (void)ThisProcess();  // opens the list of this process's sockets, once
   return static_cast<std::size_t>(
       std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
