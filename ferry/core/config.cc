@@ -82,8 +82,9 @@ constexpr std::array<std::string_view, 2> kWords<LogFormat> = {"text", "json"};
 
 // Values that are text, a word or begin with one; all others are numbers.
 template <class T>
-constexpr bool kIsText = Word<T> || std::is_same_v<T, std::string> ||
-                         std::is_same_v<T, CongestionControl> || std::is_same_v<T, DeviceChoice>;
+constexpr bool kIsText =
+    Word<T> || std::is_same_v<T, std::string> || std::is_same_v<T, SecretText> ||
+    std::is_same_v<T, CongestionControl> || std::is_same_v<T, DeviceChoice>;
 
 // Parses `text` as a whole number; the entire text must be one.
 template <class T>
@@ -99,6 +100,11 @@ Error NotA(const char* noun, std::string_view text) {
 }
 
 Status Parse(std::string_view text, std::string& value) {
+  value = text;
+  return Ok();
+}
+
+Status Parse(std::string_view text, SecretText& value) {
   value = text;
   return Ok();
 }
@@ -169,6 +175,10 @@ Status Parse(std::string_view text, PortRange& ports) {
 }
 
 std::string Format(const std::string& text) { return text; }
+// Shows the size alone.
+std::string Format(const SecretText& secret) {
+  return secret.empty() ? "" : fmt::format("({} bytes, not shown)", secret.size());
+}
 std::string Format(int count) { return fmt::format("{}", count); }
 std::string Format(std::uint32_t count) { return fmt::format("{}", count); }
 std::string Format(std::uint64_t bytes) { return FormatSize(bytes); }
@@ -199,6 +209,8 @@ template <class T>
 bool InRange(const Row& row, const T& value) requires kIsText<T> {
   if constexpr (Word<T>)
     return static_cast<std::size_t>(value) < kWords<T>.size();
+  else if constexpr (std::is_same_v<T, SecretText>)
+    return row.accepts(value.view());
   else
     return row.accepts(Format(value));
 }
@@ -240,15 +252,20 @@ Error Refusal(const Row& row, std::string_view subject, std::string_view problem
                                                    problem, RangeOf(row, value)));
 }
 
+// How an error shows a value.
+template <class T>
+std::string Quoted(std::string_view text, const T&) {
+  return fmt::format("'{}'", text);
+}
+std::string Quoted(std::string_view, const SecretText& secret) {
+  return fmt::format("a value of {} bytes", secret.size());
+}
+
 template <class T>
 Status CheckValue(const Row& row, std::string_view subject, std::string_view text, const T& value) {
   if (InRange(row, value)) return Ok();
   const char* fault = kIsText<T> ? "not recognised" : "out of range";
-  if (row.hidden) {
-    return Refusal(row, subject, fmt::format("a value of {} bytes is {}", text.size(), fault),
-                   value);
-  }
-  return Refusal(row, subject, fmt::format("'{}' is {}", text, fault), value);
+  return Refusal(row, subject, fmt::format("{} is {}", Quoted(text, value), fault), value);
 }
 
 Status CheckRow(const Row& row, const ConfigValues& values) {
@@ -274,10 +291,7 @@ Status SetMember(ConfigValues& values, M member, const Row& row, std::string_vie
 }
 
 std::string ValueText(const Row& row, const ConfigValues& values) {
-  std::string text =
-      std::visit([&](auto member) { return Format(Load(values, member)); }, row.member);
-  if (!row.hidden || text.empty()) return text;
-  return fmt::format("({} bytes, not shown)", text.size());
+  return std::visit([&](auto member) { return Format(Load(values, member)); }, row.member);
 }
 
 // Whether a variable without a setting is read elsewhere.

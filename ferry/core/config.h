@@ -1,10 +1,12 @@
 // All settings of the library, with their defaults and their source.
 #pragma once
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -58,6 +60,32 @@ struct DeviceChoice {
   static DeviceChoice Simulated(std::string text) { return {Kind::kSimulated, std::move(text)}; }
 };
 
+// The text of a secret. All copies of the object share it. It lies in pages of its own, which core
+// dumps leave out, and is overwritten when the last copy is destroyed. Any thread may read it.
+class SecretText {
+ public:
+  SecretText() = default;
+  // Copies the text, which remains the caller's to overwrite. Throws std::bad_alloc.
+  template <std::convertible_to<std::string_view> Text>
+  SecretText(const Text& text)  // NOLINT: implicit, so that a text can be assigned
+      : pages_(Keep(text)) {}
+
+  // Valid while a copy of this object exists.
+  std::string_view view() const noexcept;
+  std::size_t size() const noexcept { return view().size(); }
+  bool empty() const noexcept { return pages_ == nullptr; }
+  void clear() noexcept { pages_.reset(); }
+  friend bool operator==(const SecretText& a, const SecretText& b) noexcept {
+    return a.view() == b.view();
+  }
+
+ private:
+  struct Pages;
+  static std::shared_ptr<const Pages> Keep(std::string_view text);
+
+  std::shared_ptr<const Pages> pages_;  // shared by the copies; null if empty
+};
+
 // Settings of listeners and lanes.
 struct NetSettings {
   std::string listen_host;  // empty: all addresses
@@ -82,7 +110,7 @@ struct NetSettings {
 
 // Who is let in, and TLS.
 struct SecuritySettings {
-  std::string secret;            // shared with every peer; empty: none
+  SecretText secret;             // shared with every peer; empty: none
   std::string secret_file;       // file that contains the secret
   OnOff insecure = OnOff::kOff;  // on: without a secret, trusts peers on other machines too
   TlsMode tls = TlsMode::kOff;   // on every lane: kPsk from the secret, or kCert

@@ -244,7 +244,6 @@ constexpr ConfigRow kRows[] = {
      .member = &ConfigValues::secret,
      .form = "16 to 1024 bytes; empty for none",
      .accepts = IsSecret,
-     .hidden = true,
      .help = "secret that both sides must share to connect; better kept in a file"},
     {.name = "secret_file",
      .member = &ConfigValues::secret_file,

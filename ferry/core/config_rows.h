@@ -24,7 +24,7 @@ struct PortRangeMember {};
 
 template <class... T>
 using MemberOf = std::variant<T ConfigValues::*..., PortRangeMember>;
-using ConfigMember = MemberOf<std::string, int, std::uint32_t, std::uint64_t,
+using ConfigMember = MemberOf<std::string, SecretText, int, std::uint32_t, std::uint64_t,
                               std::chrono::microseconds, OnOff, AutoOff, AutoOnOff, TlsMode,
                               PluginUnpack, LogLevel, LogFormat, CongestionControl, DeviceChoice>;
 
@@ -37,7 +37,6 @@ struct ConfigRow {
   std::string_view zero = {};  // meaning of 0
   std::string_view form = {};  // for text, words and ports: the allowed values
   bool (*accepts)(std::string_view text) = nullptr;
-  bool hidden = false;  // the value is never shown
   std::string_view help;
 };
 

@@ -1,34 +1,66 @@
-// Reads the shared secret and checks who may read its file.
+// Reads and keeps the shared secret, and checks who may read its file.
 #include "ferry/core/secret.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <fstream>
+#include <cstring>
+#include <new>
+#include <utility>
 
 #include "ferry/core/fd.h"
 #include "ferry/core/log.h"
+#include "ferry/core/mapping.h"
 
 namespace ferry {
 namespace {
 
-Result<std::string> ReadSecretFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  // One byte more than allowed with its line end, so that a longer file is noticed without reading
-  // all.
-  std::string text(kMaxSecretBytes + 2, '\0');
-  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.is_open() || file.bad()) {
+// One byte more than a secret and its line end, so that a longer file is noticed without reading
+// all. Overwritten afterwards.
+struct FileText {
+  std::array<char, kMaxSecretBytes + 2> bytes{};
+  FileText() = default;
+  FileText(const FileText&) = delete;
+  FileText& operator=(const FileText&) = delete;
+  ~FileText() { ::explicit_bzero(bytes.data(), bytes.size()); }
+};
+
+// Reads until the buffer is full or the file ends, and returns the number of bytes. Not a stream,
+// whose own buffer would keep the text.
+Result<std::size_t> ReadInto(FileText* to, const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return ErrnoError("open", errno);
+  std::size_t size = 0;
+  while (size < to->bytes.size()) {
+    const ssize_t got = ::read(file.get(), to->bytes.data() + size, to->bytes.size() - size);
+    if (got == 0) break;
+    if (got > 0) {
+      size += static_cast<std::size_t>(got);
+    } else if (errno != EINTR) {
+      return ErrnoError("read", errno);
+    }
+  }
+  return size;
+}
+
+Result<SecretText> ReadSecretFile(const std::string& path) {
+  FileText file;
+  const auto size = ReadInto(&file, path);
+  if (!size) {
     return Error(Code::kInvalidArgument,
                  fmt::format("secret_file {} cannot be read: {}; give this user the right to read "
                              "it, or name another file",
-                             path, ErrnoError("open", errno).message()));
+                             path, size.error().message()));
   }
-  text.resize(static_cast<std::size_t>(file.gcount()));
+  std::string_view text(file.bytes.data(), *size);
   // Editors and `openssl rand` end the file with a line end; only one is taken off.
-  if (!text.empty() && text.back() == '\n') text.pop_back();
+  if (!text.empty() && text.back() == '\n') text.remove_suffix(1);
   if (text.size() < kMinSecretBytes || text.size() > kMaxSecretBytes) {
     return Error(
         Code::kInvalidArgument,
@@ -37,12 +69,38 @@ Result<std::string> ReadSecretFile(const std::string& path) {
                     path, text.size() > kMaxSecretBytes ? "more than " : "",
                     std::min(text.size(), kMaxSecretBytes), kMinSecretBytes, kMaxSecretBytes));
   }
-  return text;
+  return SecretText(text);
 }
 
 }  // namespace
 
-Result<std::string> LoadSecret(const Config& config) {
+struct SecretText::Pages {
+  explicit Pages(UniqueMapping its_mapping) : mapping(std::move(its_mapping)) {}
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() { ::explicit_bzero(mapping.get().at, mapping.get().bytes); }
+
+  const UniqueMapping mapping;
+};
+
+std::shared_ptr<const SecretText::Pages> SecretText::Keep(std::string_view text) {
+  if (text.empty()) return nullptr;
+  void* const at =
+      ::mmap(nullptr, text.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  auto pages = std::make_shared<const Pages>(UniqueMapping(Mapping{at, text.size()}));
+  (void)::madvise(at, text.size(), MADV_DONTDUMP);  // cannot fail for a mapping of this kind
+  std::memcpy(at, text.data(), text.size());
+  return pages;
+}
+
+std::string_view SecretText::view() const noexcept {
+  if (empty()) return {};
+  const Mapping mapping = pages_->mapping.get();
+  return {static_cast<const char*>(mapping.at), mapping.bytes};
+}
+
+Result<SecretText> LoadSecret(const Config& config) {
   if (!config.secret.empty() && !config.secret_file.empty()) {
     return Error(Code::kInvalidArgument,
                  "both secret (FERRY_SECRET) and secret_file (FERRY_SECRET_FILE) are set; give one "

@@ -1,4 +1,4 @@
-// Tests of reading the shared secret.
+// Tests of reading the shared secret, and of its copies in memory.
 #include "ferry/core/secret.h"
 
 #include <gmock/gmock.h>
@@ -6,9 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/core/testing/masked_secret.h"
 
 namespace ferry {
 namespace {
@@ -16,6 +21,65 @@ namespace {
 using ::testing::HasSubstr;
 
 const std::string kText = "sixteen letters!";
+
+// The flags of the mapping at the address (proc(5), /proc/PID/smaps).
+std::string MappingFlags(const void* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::uintptr_t first = 0;
+    std::uintptr_t last = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx", &first, &last) == 2) {
+      inside = first <= wanted && wanted < last;
+    } else if (inside && line.starts_with("VmFlags:")) {
+      return line;
+    }
+  }
+  return "no such mapping";
+}
+
+TEST(SecretText, IsTheTextThatItWasMadeFrom) {
+  const std::string bytes("\0\n\xFF 0123456789abcdef", 20);
+  SecretText secret = bytes;
+  EXPECT_EQ(secret.view(), bytes);
+  EXPECT_EQ(secret.size(), 20u);
+  EXPECT_EQ(secret, SecretText(bytes));
+  EXPECT_FALSE(secret == SecretText("sixteen letters!"));
+  secret = "sixteen letters!";
+  EXPECT_EQ(secret.view(), kText);
+  const SecretText moved = std::move(secret);
+  EXPECT_EQ(moved.view(), kText);
+  for (const SecretText& empty : {SecretText(), SecretText(""), SecretText(std::string())}) {
+    EXPECT_TRUE(empty.empty());
+    EXPECT_EQ(empty.view(), "");
+    EXPECT_EQ(empty, SecretText());
+  }
+}
+
+TEST(SecretText, IsOneCopyThatCoreDumpsLeaveOutAndNoneInTheEnd) {
+  const MaskedSecret secret;
+  EXPECT_EQ(secret.Copies(), 0u);
+  std::vector<Config> configs(1);
+  secret.Reveal([&](std::string_view text) { configs[0].secret = text; });
+  configs.resize(5, configs[0]);
+  EXPECT_EQ(secret.Copies(), 1u);
+  EXPECT_THAT(MappingFlags(configs[4].secret.view().data()), HasSubstr(" dd"));
+  configs.erase(configs.begin(), configs.end() - 1);
+  EXPECT_EQ(secret.Copies(), 1u);
+  configs.clear();
+  EXPECT_EQ(secret.Copies(), 0u);
+}
+
+TEST(SecretText, IsOneCopyInAConfigThatParsesChecksAndDescribesIt) {
+  const MaskedSecret secret;
+  Config config;
+  secret.Reveal([&](std::string_view text) { EXPECT_TRUE(config.Set("secret", text)); });
+  EXPECT_TRUE(config.Validate());
+  EXPECT_EQ(config.Describe().size(), Config().Describe().size());
+  const Config copy = config;
+  EXPECT_EQ(secret.Copies(), 1u);
+}
 
 class SecretFileTest : public ::testing::Test {
  protected:
@@ -40,7 +104,7 @@ class SecretFileTest : public ::testing::Test {
 TEST_F(SecretFileTest, GivesItsTextWithoutTheNewline) {
   const auto secret = LoadSecret(config_);
   ASSERT_TRUE(secret) << secret.error().ToString();
-  EXPECT_EQ(*secret, kText);
+  EXPECT_EQ(secret->view(), kText);
 }
 
 TEST_F(SecretFileTest, IsNotReadBesideASecretThatIsSet) {
@@ -50,6 +114,24 @@ TEST_F(SecretFileTest, IsNotReadBesideASecretThatIsSet) {
   EXPECT_EQ(*LoadSecret(config_), kText);
   config_.secret.clear();
   EXPECT_EQ(*LoadSecret(config_), "");
+}
+
+TEST_F(SecretFileTest, IsOneCopyInMemory) {
+  const MaskedSecret secret;
+  secret.WriteTo(path_);
+  auto loaded = LoadSecret(config_);
+  ASSERT_TRUE(loaded) << loaded.error().ToString();
+  EXPECT_EQ(secret.Copies(), 1u);
+  loaded->clear();
+  EXPECT_EQ(secret.Copies(), 0u);
+}
+
+TEST_F(SecretFileTest, ThatIsTooLongLeavesNoCopy) {
+  const MaskedSecret secret;
+  secret.WriteTo(path_);
+  std::ofstream(path_, std::ios::binary | std::ios::app) << std::string(kMaxSecretBytes, 'x');
+  EXPECT_FALSE(LoadSecret(config_));
+  EXPECT_EQ(secret.Copies(), 0u);
 }
 
 TEST_F(SecretFileTest, ThatOthersMayReadIsWarnedOf) {

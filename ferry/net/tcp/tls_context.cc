@@ -155,15 +155,13 @@ Status TlsContext::Open() {
 }
 
 Status TlsContext::UseKey(const Config& config) {
-  FERRY_TRY_ASSIGN(std::string secret, LoadSecret(config));
+  FERRY_TRY_ASSIGN(const SecretText secret, LoadSecret(config));
   if (secret.empty()) {
     return Error(Code::kInvalidArgument,
                  "tls is psk and there is no secret to make a key from; set secret_file "
                  "(FERRY_SECRET_FILE)");
   }
-  const Status made = MakeKey(secret, &key_);
-  ::OPENSSL_cleanse(secret.data(), secret.size());
-  FERRY_TRY(made);
+  FERRY_TRY(MakeKey(secret.view(), &key_));
   SSL_CTX* const context = context_.get();
   if (::SSL_CTX_set_ciphersuites(context, kKeyCiphers) != 1) return NoContext();
   SSL_CTX_set_app_data(context, this);

@@ -24,7 +24,7 @@ void Append(std::vector<std::byte>* to, std::span<const std::byte> bytes) {
 }  // namespace
 
 Result<std::optional<Secret>> Secret::FromConfig(const Config& config) {
-  FERRY_TRY_ASSIGN(std::string text, LoadSecret(config));
+  FERRY_TRY_ASSIGN(SecretText text, LoadSecret(config));
   WarnIfOthersMayRead("secret_file", config.secret_file);
   if (text.empty()) return std::optional<Secret>();
   return std::optional<Secret>(Secret(std::move(text)));
@@ -37,8 +37,9 @@ Mac Secret::Sign(std::string_view role,
   for (const auto part : parts) Append(&said, part);
   Mac mac;
   unsigned int length = 0;
+  const std::string_view key = text_.view();
   // OpenSSL uses unsigned char.
-  const auto* done = ::HMAC(::EVP_sha256(), text_.data(), static_cast<int>(text_.size()),
+  const auto* done = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
                             reinterpret_cast<const unsigned char*>(said.data()), said.size(),
                             reinterpret_cast<unsigned char*>(mac.data()), &length);
   FERRY_CHECK(done != nullptr && length == mac.size(), length);

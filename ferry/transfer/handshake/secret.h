@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -33,9 +32,9 @@ class Secret {
   Mac Sign(std::string_view role, std::initializer_list<std::span<const std::byte>> parts) const;
 
  private:
-  explicit Secret(std::string text) : text_(std::move(text)) {}
+  explicit Secret(SecretText text) : text_(std::move(text)) {}
 
-  std::string text_;
+  SecretText text_;  // the config's, or the one copy of the file's
 };
 
 // The handshake frames of one lane that the proofs cover.
