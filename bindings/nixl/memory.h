@@ -21,8 +21,8 @@ struct MemoryRange {
   std::uint64_t length = 0;
   abi::Memory kind = abi::Memory::kDram;
 
-  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of the comparison for a
-  // pointer
+  // clang-tidy 14 takes the 0 of the comparison for a pointer.
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   friend auto operator<=>(const MemoryRange&, const MemoryRange&) = default;
 };
 

@@ -41,38 +41,64 @@ void CheckPiece(Script* script) {
   FERRY_CHECK(nixl::PieceFrame(parsed->header, parsed->bytes) == frame, frame.size());
 }
 
-// Pieces as an honest sender makes them, of which some are lost, come twice or have another header.
+// One text, sent as an honest sender sends it, of which some pieces are lost, repeated or have
+// another header.
+class Text {
+ public:
+  Text(Script* script, std::uint64_t* sequence)
+      : script_(script),
+        sequence_(sequence),
+        text_(script->U32() % (2 * nixl::kMaxPieceBytes + 2), static_cast<char>(script->U8())) {}
+
+  // False after the first piece that ends the conversation.
+  bool Join(nixl::Joiner* joiner) {
+    do {
+      if (!JoinPiece(joiner)) return false;
+    } while (offset_ < text_.size());
+    return true;
+  }
+
+ private:
+  bool JoinPiece(nixl::Joiner* joiner) {
+    const auto piece = std::string_view(text_).substr(offset_, nixl::kMaxPieceBytes);
+    const auto header = Header();
+    const auto parsed = nixl::ParsePiece(nixl::PieceFrame(header, piece));
+    if (!parsed) return false;  // the receiver closes the connection
+    if (!joiner->IsNext(header)) return true;
+    const auto joined = joiner->Add(*parsed);
+    if (!joined) return false;
+    const bool is_honest = header.offset == offset_ && header.total == text_.size();
+    FERRY_CHECK(joiner->size() <= nixl::kMaxMessageBytes);
+    ++*sequence_;
+    offset_ += piece.size();
+    if (!is_honest) return false;
+    const bool is_whole = offset_ == text_.size();
+    FERRY_CHECK(joined->has_value() == is_whole);
+    if (is_whole) FERRY_CHECK(**joined == text_, text_.size());
+    return true;
+  }
+
+  nixl::PieceHeader Header() {
+    nixl::PieceHeader header{.sequence = *sequence_, .offset = offset_, .total = text_.size()};
+    const std::uint8_t changed = script_->U8();
+    if (changed == 1) header.sequence = script_->U64();
+    if (changed == 2) header.offset = script_->U64();
+    if (changed == 3) header.total = script_->U64();
+    return header;
+  }
+
+  Script* const script_;
+  std::uint64_t* const sequence_;  // of the next piece
+  const std::string text_;
+  std::size_t offset_ = 0;
+};
+
 // A message is joined exactly where its pieces came one after the other.
 void CheckJoining(Script* script) {
   nixl::Joiner joiner;
   std::uint64_t sequence = 0;
   for (int texts = 0; texts < 4 && !script->empty(); ++texts) {
-    const std::string text(script->U32() % (2 * nixl::kMaxPieceBytes + 2),
-                           static_cast<char>(script->U8()));
-    std::size_t offset = 0;
-    bool over = false;
-    while (!over) {
-      const auto piece = std::string_view(text).substr(offset, nixl::kMaxPieceBytes);
-      nixl::PieceHeader header{.sequence = sequence, .offset = offset, .total = text.size()};
-      const std::uint8_t how = script->U8();
-      if (how == 1) header.sequence = script->U64();
-      if (how == 2) header.offset = script->U64();
-      if (how == 3) header.total = script->U64();
-      const auto frame = nixl::PieceFrame(header, piece);
-      const auto parsed = nixl::ParsePiece(frame);
-      if (!parsed) return;  // the receiver closes the connection
-      if (!joiner.IsNext(header)) continue;
-      const auto joined = joiner.Add(*parsed);
-      if (!joined) return;
-      const bool plain = header.offset == offset && header.total == text.size();
-      FERRY_CHECK(joiner.size() <= nixl::kMaxMessageBytes);
-      ++sequence;
-      offset += piece.size();
-      over = offset == text.size();
-      if (!plain) return;
-      FERRY_CHECK(joined->has_value() == over);
-      if (over) FERRY_CHECK(**joined == text, text.size());
-    }
+    if (!Text(script, &sequence).Join(&joiner)) return;
   }
 }
 

@@ -9,11 +9,14 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 
 namespace ferry::tests {
@@ -41,6 +44,18 @@ Ended Run(const std::string& command) {
 void Must(const std::string& command) {
   const Ended ended = Run(command);
   if (ended.status != 0) throw std::runtime_error(command + ": " + ended.said);
+}
+
+// The kernel reports a carrier up to a second after both ends of a veth pair are up.
+void AwaitCarrier(const std::string& network, std::size_t link) {
+  const Deadline deadline = Deadline::After(std::chrono::seconds(10));
+  const std::string show = fmt::format("ip -n {} -o link show dev l{}", network, link);
+  for (;;) {
+    const Ended shown = Run(show);
+    if (shown.said.find("state UP") != std::string::npos) return;
+    if (deadline.expired()) throw std::runtime_error("no carrier: " + shown.said);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 std::string UniqueName(const char* side) {
@@ -81,6 +96,9 @@ NetworkPair::NetworkPair(const PairOptions& options)
       Limit(network, i, options_.links[i].mbits, "add");
       ++side;
     }
+  }
+  for (std::size_t i = 0; i < options_.links.size(); ++i) {
+    for (const std::string& network : {near_, far_}) AwaitCarrier(network, i);
   }
 }
 

@@ -133,13 +133,13 @@ int Irecv(void* recv_comm, int /*count*/, void** /*data*/, std::size_t* /*bytes*
   *request = new NullRequest{comm, number};
   return abi::kSuccess;
 }
-// NOLINTEND(readability-function-size)
 
 int Iflush(void* /*comm*/, int /*count*/, void** /*data*/, int* /*bytes*/, void** /*mrs*/,
            void** request) {
   *request = nullptr;
   return abi::kSuccess;
 }
+// NOLINTEND(readability-function-size)
 
 int Test(void* request, int* done, int* bytes) {
   auto* const one = static_cast<NullRequest*>(request);
