@@ -275,7 +275,9 @@ def test_tokens_are_drawn_as_told(device):
     only = torch.tensor([0, 1, 0, 0], dtype=torch.int32, device=device)
     part = torch.tensor([1.0, 1.0, 0.001, 1.0], device=device)
     drawn = kernels.sample(logits, heat, only, part, seed=3, step=5)
-    assert torch.equal(drawn[:3], logits.argmax(-1)[:3])
+    assert drawn[0] == logits[0].argmax()
+    # Tokens that share the largest logit, as bfloat16 has them in one draw of a hundred, are all kept.
+    assert torch.equal(logits.gather(1, drawn.long()[:, None])[1:3, 0], logits.amax(-1)[1:3])
     assert torch.equal(drawn, kernels.sample(logits, heat, only, part, seed=3, step=5))
     others = {int(kernels.sample(logits, heat, seed=3, step=step)[3]) for step in range(20)}
     assert len(others) > 5
