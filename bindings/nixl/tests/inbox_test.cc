@@ -233,6 +233,25 @@ TEST_F(OutboxTest, APeerThatTakesNothingIsSentAWindowAndNothingTwice) {
   EXPECT_EQ(posted_, kCount);
 }
 
+// Regression: where no receive could be posted for the answer, the piece asked for it all the same,
+// and the answer was kept as a message that nobody receives.
+TEST_F(OutboxTest, APieceThatAsksIsSentOnceItsAnswerIsReceived) {
+  Config config = Local();
+  config.max_operations = 2;
+  sender_ = Must(transfer::Endpoint::Create(config));
+  Receive();
+  auto connection = Sender("one");
+  auto other = Must(connection.Recv(~std::uint64_t{0}, ~std::uint64_t{0}, {}));
+  const auto courier = Must(Courier::Create());
+  const auto outbox = std::make_shared<Outbox>("receiver", courier.get());  // with the courier
+  outbox->Add(std::string(kMaxPieceBytes, 'x'), nullptr);
+  outbox->Start(connection);
+  other.Cancel();
+  (void)TakeUntil("one");
+  courier->WaitIdle(TestDeadline());
+  EXPECT_FALSE(Answered(&connection, 0, Deadline::After(milliseconds(500))));
+}
+
 TEST_F(OutboxTest, APeerThatRefusesGetsAllInOrderAndLittleTwice) {
   SendAll(128 << 10, 30);
   EXPECT_GT(posted_, kCount);
