@@ -153,6 +153,31 @@ TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed)
   EXPECT_TRUE(first.lost());
 }
 
+TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
+  constexpr std::uint64_t kTotal = 160 << 20;
+  constexpr std::uint64_t kHeld = 144 << 20;
+  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_, std::chrono::seconds(1)));
+  auto first = Sender("first");
+  auto second = Sender("second");
+  std::uint64_t begun = 0;
+  const Deadline end = TestDeadline();
+  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
+    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
+  }
+  std::uint64_t stopped = 0;
+  // The first sends a piece now and then, so that it is not silent.
+  while (!first.lost() && !end.expired()) {
+    stopped = Fill(&second, kTotal, stopped);
+    const PieceHeader header{.sequence = begun, .offset = begun * kMaxPieceBytes, .total = kTotal};
+    auto posted = first.Notify(PieceFrame(header, std::string(kMaxPieceBytes, 'x')));
+    if (posted && posted->Wait(TestDeadline())) ++begun;
+    (void)Answered(&second, ~std::uint64_t{1}, Deadline::After(milliseconds(50)));
+  }
+  EXPECT_TRUE(first.lost());
+  FillToEnd(&second, kTotal, stopped);
+  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
+}
+
 TEST_F(InboxTest, PeersWithoutTheMetadataFillNoLog) {
   constexpr int kPeers = 60;
   Receive();
