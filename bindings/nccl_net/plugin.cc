@@ -132,15 +132,18 @@ std::unique_ptr<Context> NewContext(std::shared_ptr<Engine> engine) {
   return std::make_unique<Context>(Context{{}, std::move(engine), swift});
 }
 
-// Runs `body`; no exception leaves this function.
+// Runs `body`; no exception leaves this function. The reason of a failure is in NCCL's log when
+// this returns, unless that is blocked: NCCL may show its last warning, or end the process.
 template <class Body>
 int Guarded(const char* call, Body body) noexcept {
+  int outcome = abi::kSystemError;
   try {
-    return body();
+    outcome = body();
   } catch (const std::exception& error) {
     Warn(fmt::format("{} failed: {}", call, error.what()));
-    return abi::kSystemError;
   }
+  if (outcome != abi::kSuccess) FlushLog();
+  return outcome;
 }
 
 template <class Made>
@@ -242,6 +245,7 @@ int Finalize(void* context) noexcept {
     if (IsOfParent(static_cast<Context*>(context))) return int{abi::kSuccess};
     const std::unique_ptr<Context> ended(static_cast<Context*>(context));
     if (ended != nullptr) ended->engine->DropAttempts(ended.get());
+    FlushLog();
     return int{abi::kSuccess};
   });
 }

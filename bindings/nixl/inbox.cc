@@ -37,7 +37,7 @@ bool SameSecret(const Uuid& a, const Uuid& b) noexcept {
 }  // namespace
 
 Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                             const Uuid& secret) {
+                                             const Uuid& secret, Clock::duration max_hold_up) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
     return Error(Code::kUnavailable,
@@ -47,7 +47,7 @@ Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks
   }
   FERRY_TRY_ASSIGN(UniqueFd wake, MakeEventFd());
   std::unique_ptr<Inbox> inbox(
-      new Inbox(endpoint, tasks, secret, std::move(epoll), std::move(wake)));
+      new Inbox(endpoint, tasks, secret, max_hold_up, std::move(epoll), std::move(wake)));
   FERRY_TRY(inbox->Start());
   return inbox;
 }
@@ -169,7 +169,7 @@ bool Inbox::HasRoom(std::uint64_t id, Sender* sender) {
     }
   }
   if (!largest_) largest_ = id;
-  if (*largest_ != id) largest_wanted_ = true;
+  if (*largest_ != id && !largest_wanted_) largest_wanted_ = Clock::now();
   return *largest_ == id;
 }
 
@@ -196,7 +196,7 @@ Inbox::Senders::iterator Inbox::Forget(Senders::iterator sender) {
 void Inbox::ReleaseLargest(std::uint64_t id) {
   if (largest_ != id) return;
   largest_.reset();
-  if (std::exchange(largest_wanted_, false)) ResumePaused();
+  if (std::exchange(largest_wanted_, std::nullopt)) ResumePaused();
 }
 
 Inbox::Next Inbox::TakeOne(std::uint64_t id, Sender* sender) {
@@ -265,14 +265,16 @@ bool Inbox::CloseSilent() {
   bool any = false;
   for (auto sender = senders_.begin(); sender != senders_.end();) {
     const bool holds_up = largest_wanted_ && largest_ == sender->first;
-    const bool silent = !sender->second.agent || holds_up;
-    if (!silent || Clock::now() - sender->second.since < kMaxSilence) {
-      any = any || silent;
+    if (sender->second.agent && !holds_up) {
       ++sender;
       continue;
     }
+    const auto now = Clock::now();
+    const bool slow = holds_up && now - *largest_wanted_ >= max_hold_up_;
+    const bool silent = now - sender->second.since >= kMaxSilence;
+    Next next = slow ? Next::kEmpty : Next::kGoOn;
     // The thread may have been late.
-    const Next next = TakeOne(sender->first, &sender->second);
+    if (silent && !slow) next = TakeOne(sender->first, &sender->second);
     if (next == Next::kGoOn) {
       any = true;
       ++sender;
@@ -280,11 +282,14 @@ bool Inbox::CloseSilent() {
     }
     if (next == Next::kEmpty) {
       const std::string peer = sender->second.connection.Info().peer;
-      LogPeer(LogLevel::kWarning, peer,
-              fmt::format("the connection of {} was closed: it did not {} within {} s", peer,
-                          holds_up ? "send more of a long notification, for which others wait"
-                                   : "say which agent it is",
-                          kMaxSilence.count()));
+      LogPeer(
+          LogLevel::kWarning, peer,
+          fmt::format(
+              "the connection of {} was closed: it did not {} within {} s", peer,
+              slow       ? "end a long notification, for which others wait,"
+              : holds_up ? "send more of a long notification, for which others wait,"
+                         : "say which agent it is",
+              std::chrono::ceil<std::chrono::seconds>(slow ? max_hold_up_ : kMaxSilence).count()));
       CloseInBackground(sender->second.connection);
     }
     sender = Forget(sender);

@@ -1,5 +1,6 @@
 // Accepts the connections of peers and collects their notifications.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,13 +22,18 @@ namespace ferry::nixl {
 
 // A thread that takes notifications as they arrive, joins their pieces, and keeps them until they
 // are asked for. Senders take turns, and each may fill its share of the memory: of one that has
-// filled it nothing more is taken, so that it gets no answer and waits. Connections that do not
-// prove soon that they have our metadata are closed.
+// filled it nothing more is taken, so that it gets no answer and waits. One sender at a time may
+// exceed its share by a long notification; it is closed where it is too slow and others wait for
+// that. Connections that do not prove soon that they have our metadata are closed.
 class Inbox {
  public:
+  // The time from when others begin to wait for the end of a long notification.
+  static constexpr std::chrono::seconds kMaxHoldUp{30};
+
   // The endpoint and the tasks outlive it. Errors: kUnavailable (descriptors, threads).
   static Result<std::unique_ptr<Inbox>> Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                               const Uuid& secret);
+                                               const Uuid& secret,
+                                               Clock::duration max_hold_up = kMaxHoldUp);
   ~Inbox();
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
@@ -48,11 +54,12 @@ class Inbox {
   using Senders = std::map<std::uint64_t, Sender>;
   enum class Next { kGoOn, kEmpty, kForget };
 
-  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, const Uuid& secret, UniqueFd epoll,
-        UniqueFd wake)
+  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, const Uuid& secret, Clock::duration max_hold_up,
+        UniqueFd epoll, UniqueFd wake)
       : endpoint_(endpoint),
         tasks_(tasks),
         secret_(secret),
+        max_hold_up_(max_hold_up),
         epoll_(std::move(epoll)),
         wake_(std::move(wake)) {}
 
@@ -71,13 +78,15 @@ class Inbox {
   Status OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::byte>& frame);
   Status OnHello(Sender* sender, const std::vector<std::byte>& frame);
   void Deliver(Sender* sender, std::string message);
-  // Closes the connections that have said nothing for too long. Whether any is left to watch.
+  // Closes the connections that have said nothing for too long, or hold others up for too long.
+  // Whether any is left to watch.
   bool CloseSilent();
   void CloseInBackground(transfer::Connection connection);
 
   transfer::Endpoint* const endpoint_;
   Tasks* const tasks_;
   const Uuid secret_;
+  const Clock::duration max_hold_up_;
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd
   std::optional<transfer::Readiness> to_accept_;
@@ -85,7 +94,8 @@ class Inbox {
   std::uint64_t next_ = 2;                // 0 is wake_, 1 to_accept_
   std::vector<std::uint64_t> paused_;     // senders without room
   std::optional<std::uint64_t> largest_;  // the one sender whose message may exceed its share
-  bool largest_wanted_ = false;           // by others, meanwhile
+  // When others began to wait for that place.
+  std::optional<Clock::time_point> largest_wanted_;
 
   std::mutex mutex_;
   abi::Notifications arrived_;  // under mutex_

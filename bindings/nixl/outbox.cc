@@ -161,20 +161,25 @@ Status Outbox::PostPieceLocked() {
   const bool last = next_.offset + piece.size() == text.size();
   const std::uint64_t bytes = unasked_ + piece.size() + kPieceCost;
   const bool asks = bytes >= kBytesPerQuestion;
-  FERRY_TRY_ASSIGN(auto operation,
-                   connection_->Notify(PieceFrame({.sequence = next_.sequence,
+  // Before the piece: an answer that came first would be kept as a message that nobody receives.
+  std::optional<transfer::Operation> answer;
+  if (asks) {
+    FERRY_TRY_ASSIGN(answer, connection_->Recv(AnswerTag(next_.sequence), ~std::uint64_t{0}, {}));
+  }
+  auto operation = connection_->Notify(PieceFrame({.sequence = next_.sequence,
                                                    .offset = next_.offset,
                                                    .total = text.size(),
                                                    .asks = asks ? std::uint64_t{1} : 0},
-                                                  piece)));
-  posted_.push_back({next_, last, std::move(operation)});
+                                                  piece));
+  if (!operation) {
+    if (answer) answer->Cancel();
+    return operation.error();
+  }
+  posted_.push_back({next_, last, *std::move(operation)});
   unasked_ = bytes;
-  if (asks) {
-    auto answer = connection_->Recv(AnswerTag(next_.sequence), ~std::uint64_t{0}, {});
-    if (answer) {
-      questions_.push_back({next_.sequence, bytes, *std::move(answer)});
-      unanswered_ += bytes;
-    }
+  if (answer) {
+    questions_.push_back({next_.sequence, bytes, *std::move(answer)});
+    unanswered_ += bytes;
     unasked_ = 0;
   }
   ++next_.sequence;

@@ -4,10 +4,18 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "bindings/nixl/log.h"
 
 namespace ferry::nixl {
+namespace {
+
+// A connection's watch for its end, a notification and the answer that it asks for are in flight at
+// once, with a transfer.
+constexpr std::uint32_t kMinOperations = 4;
+
+}  // namespace
 
 Result<Config> LoadSettings(const abi::Params& params) {
   FERRY_TRY_ASSIGN(Config config, Config::FromEnvironment());
@@ -30,6 +38,7 @@ Result<Config> LoadSettings(const abi::Params& params) {
   if (!has_proof && config.tls == TlsMode::kOff && !config.IsSet("insecure")) {
     config.insecure = OnOff::kOn;
   }
+  config.max_operations = std::max(config.max_operations, kMinOperations);
   FERRY_TRY(config.Validate());
   return config;
 }

@@ -44,7 +44,10 @@ class PeerOfPlugin {
       const char* const value = std::getenv(name.c_str());
       return std::string(value == nullptr ? "" : value);
     }
-    if (verb == "log") return InOneLine(LoggedText());
+    if (verb == "logged") {
+      const std::string text = line.substr(verb.size() + 1);
+      return Logged(text) ? text : InOneLine(LoggedText());
+    }
     if (verb == "devices") {
       int count = 0;
       Require(host_->Devices(&count), "devices");

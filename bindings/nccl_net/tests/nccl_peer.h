@@ -1,5 +1,7 @@
 // A peer process that drives the NCCL plugin.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,12 +27,14 @@ class AskedPeer {
       : process_(std::move(process)) {}
 
   AskedPeer* operator->() noexcept { return this; }
+  pid_t pid() const noexcept { return process_->pid(); }
   void Command(std::string_view line) { process_->Command(line); }
   std::string Answer() { return process_->Answer(); }
   std::string Ask(std::string_view line) {
     Command(line);
     return Answer();
   }
+  void ExpectLogged(const std::string& text) { EXPECT_EQ(Ask("logged " + text), text); }
   void Kill() { process_->Kill(); }
   Status Stop(Deadline deadline) { return process_->Stop(deadline); }
   Result<int> WaitExit(Deadline deadline) { return process_->WaitExit(deadline); }
@@ -42,8 +46,9 @@ class AskedPeer {
 Handle HandleOf(const std::string& hex);
 
 // The peer's main: listen, connect HANDLE, accept, echo BYTES, sink BYTES, stream BYTES COUNT (both
-// ways at once), variable NAME (its value), log (all lines so far), devices (their number), last
-// BYTES (and closes), compare BYTES COUNT (with PatternOf, one after another, and closes).
+// ways at once), variable NAME (its value), logged TEXT (which is the answer where it was, and the
+// log where it was not), devices (their number), last BYTES (and closes), compare BYTES COUNT (with
+// PatternOf, one after another, and closes).
 int RunNcclPeer(tests::LinePipe& parent, int version);
 
 }  // namespace ferry::nccl_net::testing

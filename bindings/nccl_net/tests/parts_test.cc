@@ -24,12 +24,16 @@
 #include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/settings.h"
+#include "bindings/nccl_net/tests/testing/nccl_host.h"
 #include "bindings/nccl_net/wire.h"
 
 namespace ferry::nccl_net {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::HeldLog;
+using testing::Logged;
+using testing::LoggedText;
 using HandleBytes = std::array<std::byte, abi::kHandleBytes>;
 
 Config::Getter Environment(const std::map<std::string, std::string>& variables) {
@@ -613,6 +617,22 @@ TEST(NcclReport, OutcomesTellWhatACallerCanDo) {
   EXPECT_EQ(OutcomeOf(Code::kPeerLost), abi::kRemoteError);
   EXPECT_EQ(OutcomeOf(Code::kUnavailable), abi::kSystemError);
   EXPECT_EQ(OutcomeOf(Code::kInternal), abi::kInternalError);
+}
+
+TEST(NcclReport, KeepsSomeLinesForALogThatBlocksAndTellsHowManyWereLost) {
+  constexpr std::size_t kLost = 44;
+  SetLogger(testing::LoggerOfTests());
+  const std::size_t before = LoggedText().size();
+  {
+    const HeldLog held;
+    for (std::size_t i = 0; i < kMaxLogLines + kLost; ++i) Warn(fmt::format("line {},", i));
+    ASSERT_TRUE(HeldLog::Blocks());
+    FlushLog();
+  }
+  ASSERT_TRUE(Logged(fmt::format("line {},", kMaxLogLines - 1), before));
+  Warn("later");
+  EXPECT_TRUE(Logged(fmt::format("later ({} lines before this one were lost", kLost), before));
+  EXPECT_EQ(LoggedText().find(fmt::format("line {},", kMaxLogLines), before), std::string::npos);
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -31,8 +30,8 @@
 namespace ferry::nccl_net {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::Logged;
 using testing::LoggedText;
 using testing::NcclConnect;
 using testing::NcclHost;
@@ -149,7 +148,7 @@ TEST_P(RanksThatDiffer, AreRefusedWithBothValuesAtBothEnds) {
   peer_->Command("accept");
   EXPECT_EQ(OutcomeOfConnect(&host_, handle), abi::kInvalidUsage);
   EXPECT_THAT(FailureOf(peer_), HasSubstr(Said(GetParam().theirs, GetParam().ours)));
-  EXPECT_THAT(LoggedText(), HasSubstr(Said(GetParam().ours, GetParam().theirs)));
+  EXPECT_TRUE(Logged(Said(GetParam().ours, GetParam().theirs))) << LoggedText();
   ExpectWithin(since_.elapsed(), kRefusalTime, "the refusal");
 }
 
@@ -158,7 +157,7 @@ TEST_P(RanksThatDiffer, AreRefusedTheOtherWayToo) {
   peer_->Command("connect " + tests::ToHex(listen.handle()));
   EXPECT_EQ(OutcomeOfAccept(&host_, &listen), abi::kInvalidUsage);
   EXPECT_THAT(FailureOf(peer_), HasSubstr(Said(GetParam().theirs, GetParam().ours)));
-  EXPECT_THAT(LoggedText(), HasSubstr(Said(GetParam().ours, GetParam().theirs)));
+  EXPECT_TRUE(Logged(Said(GetParam().ours, GetParam().theirs))) << LoggedText();
   ExpectWithin(since_.elapsed(), kRefusalTime, "the refusal");
 }
 
@@ -188,10 +187,9 @@ TEST(OtherTuner, ThatIsInstalledIsFoundWithoutLoadingItAndLeavesNcclAlone) {
   testing::AskedPeer peer = PeerWith("LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER);
   EXPECT_EQ(peer->Ask("variable NCCL_MIN_NCHANNELS"), "");
   EXPECT_EQ(peer->Ask("variable FERRY_TEST_TUNER_LOADED"), "");
-  EXPECT_THAT(peer->Ask("log"),
-              AllOf(HasSubstr(fmt::format("NCCL takes its tuner from {}/libnccl-tuner.so",
-                                          FERRY_OTHER_TUNER_FOLDER)),
-                    HasSubstr("FERRY_NCCL_CHANNELS is not asked for")));
+  peer->ExpectLogged(
+      fmt::format("NCCL takes its tuner from {}/libnccl-tuner.so", FERRY_OTHER_TUNER_FOLDER));
+  peer->ExpectLogged("FERRY_NCCL_CHANNELS is not asked for");
 }
 
 TEST(OtherTuner, IsNoneWhereTheVariableNamesThisPlugin) {
@@ -211,7 +209,7 @@ TEST(Version, OfNcclChoosesHowChannelsAreAskedFor) {
   const ScopedVariable ranks("LOCAL_WORLD_SIZE", "2");
   testing::AskedPeer middle = PeerWith(testing::kNcclVersion, "22809");
   EXPECT_EQ(middle->Ask("devices"), "1");
-  EXPECT_THAT(middle->Ask("log"), HasSubstr("set NCCL_NCHANNELS_PER_NET_PEER=8"));
+  middle->ExpectLogged("set NCCL_NCHANNELS_PER_NET_PEER=8");
 }
 
 // Both ends have what a container with little to give allows.
@@ -245,14 +243,14 @@ TEST_F(RanksWithLittle, WithAMaskOfOneCoreExchangeMessages) {
   ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
   testing::AskedPeer peer = PeerWith("FERRY_SPIN", "");
   Exchange(peer);
-  EXPECT_THAT(peer->Ask("log"), HasSubstr("this rank may use 1 cores"));
+  peer->ExpectLogged("this rank may use 1 cores");
   ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
 }
 
 TEST_F(RanksWithLittle, With256DescriptorsExchangeMessagesAndAreWarned) {
   testing::AskedPeer peer = PeerWith(testing::kDescriptors, "256");
   Exchange(peer);
-  EXPECT_THAT(peer->Ask("log"), HasSubstr("this process may have only 256 descriptors"));
+  peer->ExpectLogged("this process may have only 256 descriptors");
 }
 
 TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
@@ -290,6 +288,11 @@ TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
   EXPECT_EQ(table->finalize(), abi::kSuccess);
 }
 
+std::string OtherBuild(std::uint32_t ours, std::uint32_t theirs) {
+  return fmt::format("the build of libnccl-net-ferry.so is {:08x} here and {:08x} at", ours,
+                     theirs);
+}
+
 TEST(Ranks, OfAnotherBuildAreRefused) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
@@ -300,18 +303,15 @@ TEST(Ranks, OfAnotherBuildAreRefused) {
   EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kInvalidUsage);
   EXPECT_EQ(sender.End(), "closed");
   const auto address = *ReadHandle(listen.handle().data());
-  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format(
-                                "the build of libnccl-net-ferry.so is {:08x} here and {:08x} at",
-                                address.rank.build, hello.rank.build)));
+  EXPECT_TRUE(Logged(OtherBuild(address.rank.build, hello.rank.build))) << LoggedText();
   const std::size_t logged_before = LoggedText().size();
   ListenAddress other = address;
   other.rank.build ^= 2;
   testing::Handle handle{};
   tests::MustDo(WriteHandle(other, handle.data()));
   EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kInvalidUsage);
-  EXPECT_THAT(
-      LoggedText().substr(logged_before),
-      HasSubstr(fmt::format("is {:08x} here and {:08x} at", address.rank.build, other.rank.build)));
+  EXPECT_TRUE(Logged(OtherBuild(address.rank.build, other.rank.build), logged_before))
+      << LoggedText();
 }
 
 // As two builds of one commit are that have different changes.
@@ -332,9 +332,7 @@ TEST(Ranks, WhoseFilesHaveOtherBuildIdsAreRefused) {
   NcclHost other(path, 12);
   (void)::unlink(path.c_str());
   EXPECT_EQ(OutcomeOfConnect(&other, listen.handle()), abi::kInvalidUsage);
-  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format(
-                                "the build of libnccl-net-ferry.so is {:08x} here and {:08x} at",
-                                build ^ 0x01000000U, build)));
+  EXPECT_TRUE(Logged(OtherBuild(build ^ 0x01000000U, build))) << LoggedText();
   EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kInvalidUsage);
 }
 
@@ -345,9 +343,8 @@ TEST(Ranks, WhoseListenCommWasClosedAreNotDialledAgain) {
   listen.Close();
   const std::size_t logged_before = LoggedText().size();
   EXPECT_EQ(OutcomeOfConnect(&host, handle), abi::kRemoteError);
-  const std::string logged = LoggedText().substr(logged_before);
-  EXPECT_THAT(logged, HasSubstr("closed the listen comm of this handle"));
-  EXPECT_THAT(logged, Not(HasSubstr("attempt 2")));
+  EXPECT_TRUE(Logged("closed the listen comm of this handle", logged_before)) << LoggedText();
+  EXPECT_THAT(LoggedText().substr(logged_before), Not(HasSubstr("attempt 2")));
 }
 
 // A hello frame of another version: what all versions begin with, and a length of its own.
@@ -377,8 +374,9 @@ TEST_P(RanksOfVersion, AreRefused) {
     sender.Say(HeadOf<100>(hello));
   }
   EXPECT_EQ(OutcomeOfAccept(&host, &again), abi::kInvalidUsage);
-  EXPECT_THAT(LoggedText(), HasSubstr(fmt::format("is version {} here and another version, {}, at",
-                                                  kWireVersion, version)));
+  EXPECT_TRUE(
+      Logged(fmt::format("is version {} here and another version, {}, at", kWireVersion, version)))
+      << LoggedText();
 }
 
 INSTANTIATE_TEST_SUITE_P(Nccl, RanksOfVersion,
@@ -466,11 +464,7 @@ TEST(Ranks, ThatGoAndDoNotComeBackAreAnErrorOfAccept) {
   hello.lanes = 2;
   const std::size_t logged_before = LoggedText().size();
   sender.Say(hello);
-  const Deadline deadline = RanksDeadline();
-  while (LoggedText().find("irecv comm with", logged_before) == std::string::npos) {
-    ASSERT_FALSE(deadline.expired());
-    std::this_thread::yield();
-  }
+  ASSERT_TRUE(Logged("irecv comm with", logged_before));
   sender.Go();
   EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kRemoteError);
 }

@@ -153,6 +153,31 @@ TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed)
   EXPECT_TRUE(first.lost());
 }
 
+TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
+  constexpr std::uint64_t kTotal = 160 << 20;
+  constexpr std::uint64_t kHeld = 144 << 20;
+  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_, std::chrono::seconds(1)));
+  auto first = Sender("first");
+  auto second = Sender("second");
+  std::uint64_t begun = 0;
+  const Deadline end = TestDeadline();
+  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
+    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
+  }
+  std::uint64_t stopped = 0;
+  // The first sends a piece now and then, so that it is not silent.
+  while (!first.lost() && !end.expired()) {
+    stopped = Fill(&second, kTotal, stopped);
+    const PieceHeader header{.sequence = begun, .offset = begun * kMaxPieceBytes, .total = kTotal};
+    auto posted = first.Notify(PieceFrame(header, std::string(kMaxPieceBytes, 'x')));
+    if (posted && posted->Wait(TestDeadline())) ++begun;
+    (void)Answered(&second, ~std::uint64_t{1}, Deadline::After(milliseconds(50)));
+  }
+  EXPECT_TRUE(first.lost());
+  FillToEnd(&second, kTotal, stopped);
+  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
+}
+
 TEST_F(InboxTest, PeersWithoutTheMetadataFillNoLog) {
   constexpr int kPeers = 60;
   Receive();
@@ -231,6 +256,25 @@ class OutboxTest : public InboxTest {
 TEST_F(OutboxTest, APeerThatTakesNothingIsSentAWindowAndNothingTwice) {
   SendAll(5 << 18, 27);
   EXPECT_EQ(posted_, kCount);
+}
+
+// Regression: where no receive could be posted for the answer, the piece asked for it all the same,
+// and the answer was kept as a message that nobody receives.
+TEST_F(OutboxTest, APieceThatAsksIsSentOnceItsAnswerIsReceived) {
+  Config config = Local();
+  config.max_operations = 2;
+  sender_ = Must(transfer::Endpoint::Create(config));
+  Receive();
+  auto connection = Sender("one");
+  auto other = Must(connection.Recv(~std::uint64_t{0}, ~std::uint64_t{0}, {}));
+  const auto courier = Must(Courier::Create());
+  const auto outbox = std::make_shared<Outbox>("receiver", courier.get());  // with the courier
+  outbox->Add(std::string(kMaxPieceBytes, 'x'), nullptr);
+  outbox->Start(connection);
+  other.Cancel();
+  (void)TakeUntil("one");
+  courier->WaitIdle(TestDeadline());
+  EXPECT_FALSE(Answered(&connection, 0, Deadline::After(milliseconds(500))));
 }
 
 TEST_F(OutboxTest, APeerThatRefusesGetsAllInOrderAndLittleTwice) {

@@ -15,6 +15,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/core/secret.h"
+#include "ferry/core/thread.h"
 
 namespace ferry::net::tcp {
 namespace {
@@ -234,27 +235,58 @@ TlsContextCache::Stamps TlsContextCache::StampsOf(const Config& config) {
 
 Result<std::shared_ptr<const TlsContext>> TlsContextCache::Get(const Config& config) {
   if (config.tls == TlsMode::kOff) return std::shared_ptr<const TlsContext>();
-  // All that Create() reads, as it was before.
-  SecuritySettings settings = config;
-  const Stamps stamps = StampsOf(config);
-  const std::lock_guard lock(mutex_);
-  const bool is_known = settings_ && *settings_ == settings;
-  if (is_known && stamps == stamps_) return context_;
-  auto fresh = TlsContext::Create(config);
-  if (fresh) {
-    context_ = *std::move(fresh);
-  } else if (is_known) {
-    // Perhaps they are being written: the next change is looked at.
-    Log(LogLevel::kWarn, "tcp",
-        "certificate files have changed and cannot be used; new connections use those read "
-        "before: {}",
-        fresh.error().message());
-  } else {
-    return fresh.error();
+  std::unique_lock lock(mutex_);
+  const SecuritySettings& settings = config;  // all that Create() reads
+  if (settings_ != settings) {
+    lock.unlock();
+    return Read(config);
   }
-  stamps_ = stamps;
-  settings_ = std::move(settings);
+  if (config.tls != TlsMode::kCert || looking_ || now_() < next_look_) return context_;
+  next_look_ = now_() + kBetweenLooks;
+  // Nobody joins the thread: nothing interrupts it where a file system does not answer.
+  auto thread =
+      StartThread("certificate files", [self = shared_from_this(), config] { self->Look(config); });
+  if (!thread) return context_;
+  thread->detach();
+  looking_ = true;
+  (void)looked_.wait_for(lock, timeout_, [this] { return !looking_; });
   return context_;
+}
+
+Result<std::shared_ptr<const TlsContext>> TlsContextCache::Read(const Config& config) {
+  const Stamps stamps = StampsOf(config);  // as they were before
+  FERRY_TRY_ASSIGN(auto fresh, TlsContext::Create(config));
+  const std::lock_guard lock(mutex_);
+  context_ = fresh;
+  stamps_ = stamps;
+  settings_ = config;
+  next_look_ = now_() + kBetweenLooks;
+  return fresh;
+}
+
+void TlsContextCache::Look(const Config& config) {
+  const Stamps stamps = StampsOf(config);
+  std::unique_lock lock(mutex_);
+  const bool changed = stamps != stamps_;
+  lock.unlock();
+  auto fresh = changed ? TlsContext::Create(config) : std::shared_ptr<const TlsContext>();
+  lock.lock();
+  const SecuritySettings& settings = config;
+  // Unless another config has been used meanwhile.
+  if (changed && settings_ == settings) {
+    stamps_ = stamps;
+    if (fresh) {
+      context_ = *std::move(fresh);
+    } else {
+      // Perhaps they are being written: the next change is looked at.
+      Log(LogLevel::kWarn, "tcp",
+          "certificate files have changed and cannot be used; new connections use those read "
+          "before: {}",
+          fresh.error().message());
+    }
+  }
+  looking_ = false;
+  looked_.notify_all();
 }
 
 }  // namespace ferry::net::tcp

@@ -3,13 +3,18 @@
 #include <openssl/ssl.h>
 
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "ferry/core/config.h"
+#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/core/unique_handle.h"
 
@@ -63,21 +68,41 @@ struct FileStamp {
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
 
-// Caches the context of the last config. Certificate files are read again when they have changed,
-// which costs three stat(2) to find out; if the new ones cannot be used, the context remains, with
-// one warning. Any thread.
-class TlsContextCache {
+// Caches the context of the last config. Certificate files are read again when they have changed;
+// if the new ones cannot be used, the context remains, with one warning. Any thread. Used through a
+// shared_ptr, since its threads keep it alive.
+class TlsContextCache : public std::enable_shared_from_this<TlsContextCache> {
  public:
+  using Now = std::function<Clock::time_point()>;
+  static constexpr std::chrono::seconds kBetweenLooks{1};
+
+  // `timeout`: how long Get() waits for files that it has read before.
+  explicit TlsContextCache(
+      Clock::duration timeout = milliseconds(100), Now now = [] { return Clock::now(); })
+      : timeout_(timeout), now_(std::move(now)) {}
+
+  // Reads the files of another config than the last, and blocks until it has. Otherwise looks
+  // whether they have changed, once in kBetweenLooks, by a thread of its own: a file system that
+  // does not answer stops one call for the length of `timeout`, and no further call until it
+  // answers. Errors: those of TlsContext::Create().
   Result<std::shared_ptr<const TlsContext>> Get(const Config& config);
 
  private:
   using Stamps = std::array<FileStamp, 3>;
   static Stamps StampsOf(const Config& config);
 
-  std::mutex mutex_;
+  Result<std::shared_ptr<const TlsContext>> Read(const Config& config);
+  void Look(const Config& config);
+
+  const Clock::duration timeout_;
+  const Now now_;
+  std::mutex mutex_;  // guards the rest; held for no access to a file
   std::optional<SecuritySettings> settings_;
   Stamps stamps_;                              // of the files when they were last read
   std::shared_ptr<const TlsContext> context_;  // shared with the streams that use it
+  Clock::time_point next_look_;
+  bool looking_ = false;  // a thread is in Look()
+  std::condition_variable looked_;
 };
 
 // Clears this thread's OpenSSL error queue; returns the reason of the first error in words.

@@ -1,15 +1,21 @@
 // Tests of TLS settings and files.
 #include "ferry/net/tcp/tls_context.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <thread>
 
+#include "ferry/core/deadline.h"
+#include "ferry/core/fd.h"
 #include "ferry/net/testing/certificates.h"
 
 namespace ferry::net::tcp {
@@ -101,16 +107,24 @@ class TlsContextCacheTest : public ::testing::Test {
   static void Write(const std::string& path, const std::string& text) {
     std::ofstream(path, std::ios::trunc) << text;
   }
-  std::shared_ptr<const TlsContext> Get() {
-    auto context = cache_.Get(config_);
+  // A second later, unless the test sets the time.
+  std::shared_ptr<const TlsContext> Get(Clock::duration later = TlsContextCache::kBetweenLooks) {
+    now_ += later;
+    auto context = cache_->Get(config_);
     EXPECT_TRUE(context) << context.error().ToString();
     return context ? *context : nullptr;
   }
+  // With `timeout` for files.
+  void Begin(Clock::duration timeout) {
+    cache_ = std::make_shared<TlsContextCache>(timeout, [this] { return now_; });
+  }
+  void SetUp() override { Begin(std::chrono::seconds(60)); }
 
   TestAuthority authority_;
   TestAuthority other_;
   Config config_ = authority_.Use({}, "node");
-  TlsContextCache cache_;
+  Clock::time_point now_;
+  std::shared_ptr<TlsContextCache> cache_;  // shared with its threads
 };
 
 TEST_F(TlsContextCacheTest, ReadsFilesAgainThatWereReplaced) {
@@ -146,22 +160,54 @@ TEST_F(TlsContextCacheTest, KeepsWhatItHasWhereTheNewFileIsCutShort) {
   EXPECT_EQ(Get(), first);
 }
 
+TEST_F(TlsContextCacheTest, LooksAtFilesOnceASecond) {
+  const auto first = Get();
+  Replace(authority_.Use({}, "renewed"));
+  EXPECT_EQ(Get(milliseconds(999)), first);
+  EXPECT_NE(Get(milliseconds(1)), first);
+}
+
+// Regression: an event loop read them, and stood still with the file system.
+TEST_F(TlsContextCacheTest, AFileThatCannotBeReadForLongStopsNobody) {
+  Begin(milliseconds(10));
+  const auto first = Get();
+  const std::string pipe = config_.tls_ca + ".pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_hard_link(pipe, config_.tls_ca + ".new");
+  std::filesystem::rename(config_.tls_ca + ".new", config_.tls_ca);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Get(), first);
+  const Deadline end = Deadline::After(std::chrono::seconds(60));
+  UniqueFd writer;
+  while (!writer && !end.expired()) {
+    writer = UniqueFd(::open(pipe.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  }
+  ASSERT_TRUE(writer);  // while a thread of the cache reads
+  EXPECT_EQ(Get(), first);
+  Replace(authority_.Use({}, "renewed"));
+  writer.reset();
+  while (Get() == first && !end.expired()) std::this_thread::yield();
+  EXPECT_NE(Get(), first);
+}
+
 TEST(TlsContextCache, KeepsWhatItReadWhereFilesAreGone) {
-  TlsContextCache cache;
+  Clock::time_point now;
+  const auto cache =
+      std::make_shared<TlsContextCache>(std::chrono::seconds(60), [&now] { return now; });
   Config config;
   {
     TestAuthority authority;
     config = authority.Use({}, "node");
-    ASSERT_TRUE(cache.Get(config));
+    ASSERT_TRUE(cache->Get(config));
   }
   ASSERT_FALSE(std::filesystem::exists(config.tls_cert));
-  const auto again = cache.Get(config);
+  now += TlsContextCache::kBetweenLooks;
+  const auto again = cache->Get(config);
   ASSERT_TRUE(again);
   EXPECT_NE(*again, nullptr);
   config.tls_name = "node";
-  EXPECT_FALSE(cache.Get(config));
+  EXPECT_FALSE(cache->Get(config));
   config.tls = TlsMode::kOff;
-  const auto none = cache.Get(config);
+  const auto none = cache->Get(config);
   ASSERT_TRUE(none);
   EXPECT_EQ(*none, nullptr);
 }

@@ -5,6 +5,8 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <set>
 #include <thread>
 #include <utility>
@@ -23,6 +25,17 @@ constexpr std::size_t kMaxInterfaceLanes = 16;
 // Half the cores.
 int Automatic() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 2, 16);
+}
+
+constexpr std::chrono::seconds kTrimInterval{1};
+
+// Whether the process's last trim is long ago; then this begins another. All endpoints share the
+// allocator, whose other users wait while it is trimmed.
+bool MayTrim() {
+  static std::atomic<Clock::time_point> last_trim{};
+  const auto now = Clock::now();
+  auto last = last_trim.load();
+  return now - last >= kTrimInterval && last_trim.compare_exchange_strong(last, now);
 }
 
 // What replacing the connection's lanes needs.
@@ -99,8 +112,9 @@ Status EndpointCore::ServeMetrics() {
 // loop, since it takes milliseconds.
 void EndpointCore::TrimSoonOnLoop() {
   if (trim_timer_ != 0) return;
-  trim_timer_ = loops_.front()->AddTimerOnLoop(Clock::now() + std::chrono::seconds(1), [this] {
+  trim_timer_ = loops_.front()->AddTimerOnLoop(Clock::now() + kTrimInterval, [this] {
     trim_timer_ = 0;
+    if (!MayTrim()) return TrimSoonOnLoop();
     (void)device_memory_.background_tasks().Post([] { (void)::malloc_trim(0); });
   });
 }

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <fmt/core.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
@@ -12,17 +14,27 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/net/plugin/abi.h"
+#include "ferry/core/fork.h"
 
 namespace ferry::nccl_net::testing {
 namespace {
 
 namespace abi = net::plugin::abi;
 
-std::mutex log_mutex;
-std::string& LogOfProcess() {
-  static auto* const text = new std::string;
-  return *text;
+// How long a logger that a test holds blocks at most.
+constexpr std::chrono::seconds kMaxHeld{20};
+
+struct KeptLog {
+  std::mutex mutex;  // guards the rest
+  std::condition_variable changed;
+  std::string text;
+  bool held = false;
+  int waiting = 0;  // calls of the logger
+};
+// A forked child begins anew: the thread that writes lines may be in the logger at the fork.
+KeptLog& TheLog() {
+  static PerProcess<KeptLog> log;
+  return log.Get();
 }
 
 void KeepLine(int level, unsigned long /*flags*/, const char* /*file*/, int /*line*/,
@@ -32,8 +44,15 @@ void KeepLine(int level, unsigned long /*flags*/, const char* /*file*/, int /*li
   va_start(arguments, format);
   (void)std::vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
-  const std::lock_guard lock(log_mutex);
-  LogOfProcess() += fmt::format("{} {}\n", level, line);
+  KeptLog& log = TheLog();
+  std::unique_lock lock(log.mutex);
+  ++log.waiting;
+  log.changed.notify_all();
+  // Not for good: a caller that must not be blocked here is to fail its test, not to hang it.
+  if (!log.changed.wait_for(lock, kMaxHeld, [&] { return !log.held; })) log.held = false;
+  --log.waiting;
+  log.text += fmt::format("{} {}\n", level, line);
+  log.changed.notify_all();
 }
 
 // Polls as NCCL's proxy does; lets others of a machine with few cores go on.
@@ -53,9 +72,39 @@ void Require(int outcome, const char* call) {
       fmt::format("{} failed: {} ({})", call, abi::OutcomeName(outcome), LoggedText()));
 }
 
+abi::Logger LoggerOfTests() { return KeepLine; }
+
 std::string LoggedText() {
-  const std::lock_guard lock(log_mutex);
-  return LogOfProcess();
+  KeptLog& log = TheLog();
+  const std::lock_guard lock(log.mutex);
+  return log.text;
+}
+
+bool Logged(std::string_view text, std::size_t from) {
+  KeptLog& log = TheLog();
+  std::unique_lock lock(log.mutex);
+  return log.changed.wait_for(lock, kMaxHeld,
+                              [&] { return log.text.find(text, from) != std::string::npos; });
+}
+
+HeldLog::HeldLog() {
+  KeptLog& log = TheLog();
+  const std::lock_guard lock(log.mutex);
+  log.held = true;
+}
+
+HeldLog::~HeldLog() {
+  KeptLog& log = TheLog();
+  const std::lock_guard lock(log.mutex);
+  log.held = false;
+  log.changed.notify_all();
+}
+
+bool HeldLog::Blocks() {
+  KeptLog& log = TheLog();
+  std::unique_lock lock(log.mutex);
+  return log.changed.wait_for(lock, kMaxHeld, [&] { return log.waiting > 0 || !log.held; }) &&
+         log.held;
 }
 
 NcclHost::NcclHost(const std::string& path, int version) {

@@ -5,9 +5,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ferry/core/deadline.h"
+#include "ferry/net/plugin/abi.h"
 #include "ferry/net/plugin/comm.h"
 #include "ferry/net/plugin/driver.h"
 
@@ -39,8 +41,25 @@ class NcclHost {
   bool finalized_ = false;
 };
 
-// Lines that the plugin has given to NCCL's logger, in this process.
+// The logger that hosts give the plugin: it keeps lines for the functions below.
+net::plugin::abi::Logger LoggerOfTests();
+// Lines that the plugin has given to NCCL's logger, in this process. Its thread may be about to
+// give it others.
 std::string LoggedText();
+// Whether the text is in these lines from a place on, or is soon.
+bool Logged(std::string_view text, std::size_t from = 0);
+
+// Blocks NCCL's logger while it exists, as a full pipe does.
+class HeldLog {
+ public:
+  HeldLog();
+  ~HeldLog();
+  HeldLog(const HeldLog&) = delete;
+  HeldLog& operator=(const HeldLog&) = delete;
+  // Whether a line is blocked, or is soon. False where the line was blocked for so long that the
+  // logger has given up.
+  static bool Blocks();
+};
 
 // One listen comm.
 class NcclListen {
