@@ -11,7 +11,7 @@ endfunction()
 run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${scratch}/prefix")
 function(build source binary)
   run("${CMAKE_COMMAND}" -S "${source}" -B "${binary}" -G "${GENERATOR}"
-      "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_FLAGS=${FLAGS}"
+      "-DCMAKE_CXX_COMPILER=${CXX}"
       "-DCMAKE_PREFIX_PATH=${scratch}/prefix")
   run("${CMAKE_COMMAND}" --build "${binary}")
 endfunction()
