@@ -26,7 +26,7 @@ function(ferry_subjects_of result source)
   set(${result} ${subjects} PARENT_SCOPE)
 endfunction()
 
-# Whether this build runs suites of these subjects. FERRY_ALL_TESTS is for daily work and for GPUs.
+# Whether this build runs suites of these subjects. FERRY_ALL_TESTS is for daily work, GPUs and --long.
 function(ferry_runs_subjects result)
   set(subject optimized)
   if(FERRY_SANITIZE STREQUAL "address")
@@ -35,7 +35,7 @@ function(ferry_runs_subjects result)
     set(subject threads)
   endif()
   set(${result} OFF PARENT_SCOPE)
-  if(subject IN_LIST ARGN OR (FERRY_ALL_TESTS AND NOT FERRY_SANITIZE))
+  if(subject IN_LIST ARGN OR FERRY_ALL_TESTS)
     set(${result} ON PARENT_SCOPE)
   endif()
 endfunction()

@@ -192,7 +192,7 @@ class Builds(threading.Thread):
 
     def _configure(self, preset):
         # A suite that a sanitizer runs is not compiled once more without; those for GPUs run in none.
-        every = "ON" if os.path.exists("/dev/nvidiactl") else "OFF"
+        every = "ON" if preset == "release" and os.path.exists("/dev/nvidiactl") else "OFF"
         arguments = ["cmake", "--preset", preset, f"-DFERRY_ALL_TESTS={every}"]
         if preset == "release" and self.with_python:
             arguments += ["-DFERRY_PYTHON=ON", f"-DPython_EXECUTABLE={ROOT}/build/python/venv/bin/python"]
