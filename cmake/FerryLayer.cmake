@@ -197,6 +197,9 @@ function(ferry_multi_test name source)
   add_executable(${name} "${source}")
   ferry_warnings(${name})
   get_property(layers GLOBAL PROPERTY FERRY_LAYERS)
+  if(NOT TARGET ferry)
+    list(REMOVE_ITEM layers ferry_kernels)  # only the program's tests run kernels
+  endif()
   list(TRANSFORM layers APPEND _testing OUTPUT_VARIABLE testing)
   # Before gtest_main, whose main() it replaces.
   target_link_libraries(${name} PRIVATE ferry_multi_testing ${layers} ${testing}
