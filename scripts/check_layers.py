@@ -60,7 +60,9 @@ SOURCES = ("ferry", "bindings")
 CAST_LAYERS = {"prim", "cuda", "net/tcp"}
 COMMENT_REACH = 3  # lines above, for the rules that ask for a comment
 
-INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+# The compiler finds files of ours between angle brackets, too; the checks of includes know only quotes.
+BRACKETS = re.compile(r"\s*#\s*include\s*<((?:ferry|bindings|tests|standin)/[^>]+)>")
 ASM = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile\b|__volatile__\b|goto\b)?\s*\(")
 CAST = re.compile(r"\breinterpret_cast\s*<")
 SHARED = re.compile(r"\bshared_ptr<.*>\s+\w+\s*(?:;|=|\{)")
@@ -102,6 +104,9 @@ def may_include(path, target):
 
 
 def check_include(path, line):
+    in_brackets = BRACKETS.match(line)
+    if in_brackets:
+        return f"<{in_brackets[1]}> is a file of ours: include it in quotes"
     match = INCLUDE.match(line)
     if not match:
         return None

@@ -314,6 +314,31 @@ TEST(OwnershipGuest, WakesTheSleepingOwnerAlsoIfItsTaskHasDeferredWork) {
   }
 }
 
+// The owner has looked at the queue before it fell asleep, and the guest counts as owner meanwhile.
+TEST(OwnershipGuest, WakesTheSleepingOwnerForATaskThatItsTaskPosts) {
+  auto loop = MakeLoop();
+  const auto owner = std::this_thread::get_id();
+  const Deadline deadline = Deadline::After(kTimeout);
+  std::atomic<bool> driven{false};
+  std::atomic<bool> entered{false};
+  bool ran = false;  // on this thread, which drives
+  loop->Post([&] { driven.store(true); });
+  const std::jthread guest([&] {
+    // From the owner's first task on, a guest gets in only while the owner sleeps.
+    while (!driven.load() && !deadline.expired()) std::this_thread::yield();
+    for (int pause = 1; !entered.load() && !deadline.expired(); ++pause) {
+      loop->PostOrRun([&] {
+        if (std::this_thread::get_id() == owner) return;  // the task was queued
+        loop->Post([&] { ran = true; });
+        entered.store(true);
+      });
+      // Longer each time, because a queued task keeps the owner awake.
+      for (int i = 0; i < pause; ++i) std::this_thread::yield();
+    }
+  });
+  EXPECT_TRUE(Drive(*loop, [&] { return ran; }));
+}
+
 // The owner may have fetched the handler's events and be on its way back.
 TEST(OwnershipGuest, MayDestroyAHandlerWhileTheOwnerSleeps) {
   struct Counts final : EventLoop::Handler {

@@ -31,6 +31,12 @@ class CheckLayers(unittest.TestCase):
         out = self.check("ferry/core/fd.cc", '\n#include "ferry/net/provider.h"\n')
         self.assertIn("ferry/core/fd.cc:2: core may not include ferry/net/provider.h", out)
 
+    def test_files_of_ours_are_included_in_quotes(self):
+        out = self.check("ferry/core/fd.cc", "#include <vector>\n#include <ferry/net/provider.h>\n")
+        self.assertIn("ferry/core/fd.cc:2: <ferry/net/provider.h> is a file of ours", out)
+        out = self.check("ferry/core/fd.cc", '#include"ferry/net/provider.h"\n')
+        self.assertIn("core may not include ferry/net/provider.h", out)
+
     def test_transfer_may_include_net_but_no_provider(self):
         self.assertEqual(self.check("ferry/transfer/a.cc", '#include "ferry/net/provider.h"\n'), "")
         out = self.check("ferry/transfer/a.cc", '#include "ferry/net/tcp/lane.h"\n')

@@ -22,7 +22,9 @@ std::unique_ptr<EventLoop> MakeRunningLoop() {
 }
 
 bool Drive(EventLoop& loop, FunctionRef<bool()> done) {
-  return loop.DriveUntil(done, Deadline::After(kTimeout), kNoSpin);
+  const Deadline deadline = Deadline::After(kTimeout);
+  // A lost wake-up lets a wait sleep to its deadline, and find its condition true only then.
+  return loop.DriveUntil(done, deadline, kNoSpin) && !deadline.expired();
 }
 
 void Settle(EventLoop& loop, int turns) {

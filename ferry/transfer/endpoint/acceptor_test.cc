@@ -72,6 +72,28 @@ TEST_F(AcceptorTest, AFullHouseOfSilentPendingPeersMakesRoomForAPeer) {
   EXPECT_FALSE(silent[10].ReceiveReady());
 }
 
+class PatientAcceptorTest : public AcceptorTest {
+ protected:
+  static Config Patient() {
+    Config config = Crowdable();
+    config.handshake_timeout = std::chrono::minutes(1);
+    return config;
+  }
+  PatientAcceptorTest() : AcceptorTest(Patient()) {}
+};
+
+// If they kept their places, an older pending peer would be evicted for the last of them.
+TEST_F(PatientAcceptorTest, RefusedPeersGiveTheirPlacesBack) {
+  RawLane silent(endpoint_.port());
+  for (std::uint32_t i = 0; i < 2 * kFewPendingPeers; ++i) {
+    RawLane lane(endpoint_.port());
+    ASSERT_TRUE(lane.Say({.type = Type::kHello, .body = Pod(Hello(endpoint_.id(), 1))}));
+    ExpectRefused(&lane, Code::kRefused, "is the id of this endpoint itself");
+  }
+  ExpectCounted(2 * kFewPendingPeers);
+  EXPECT_FALSE(silent.WaitClosedFor(milliseconds(0)));
+}
+
 class SecretAcceptorTest : public AcceptorTest {
  protected:
   static Config Guarded(Config config = Crowdable()) {
