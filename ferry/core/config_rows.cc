@@ -217,8 +217,10 @@ constexpr ConfigRow kRows[] = {
      .member = &ConfigValues::peer_memory,
      .low = kMiB,
      .high = 64 * kGiB,
-     .help = "memory that the peer of one connection can make an endpoint hold; at least "
-             "unexpected_bytes and notification_bytes"},
+     .help =
+         "memory that the peer of one connection can make an endpoint hold; one that passes it "
+         "by a tenth loses the connection; at least unexpected_bytes and notification_bytes, and "
+         "in effect 256 KiB for each lane and 256 KiB more"},
     {.name = "peer_memory_total",
      .member = &ConfigValues::peer_memory_total,
      .low = kMiB,

@@ -70,6 +70,8 @@ class NumberMap {
   }
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
+  // Memory of the table.
+  std::size_t bytes() const noexcept { return slots_.capacity() * sizeof(Slot); }
 
  private:
   static constexpr std::size_t kMinSlots = 16;

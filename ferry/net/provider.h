@@ -236,6 +236,8 @@ class Lane {
   virtual PathStats Path() const { return {}; }
   // Checks for bytes that the lane may have left in the kernel to save wake-ups.
   virtual void Poke() {}
+  // Size of the buffer into which the peer's bytes are read. On the lane's loop.
+  virtual std::size_t BufferBytes() const { return 0; }
   // Any thread. All bytes received so far; tells a slow peer from a silent one.
   virtual std::uint64_t BytesReceived() const = 0;
 };

@@ -110,7 +110,8 @@ struct ConnectionCounters {
   std::string endpoint;  // the peer's id
   bool called = false;   // this side dialed
   bool lost = false;
-  std::uint64_t held_bytes = 0;  // held for the peer now (config.peer_memory)
+  // Held for the peer now, with the buffers of its lanes (config.peer_memory).
+  std::uint64_t held_bytes = 0;
   TrafficCounters traffic;
   std::vector<LaneCounters> lanes;  // by number
 };
@@ -132,10 +133,11 @@ struct EndpointCounters {
   std::uint64_t handshakes_refused = 0;  // refused handshakes, counted per lane
   std::uint64_t regions = 0;             // registered, with buffers of large messages in flight
   std::uint64_t region_bytes = 0;        // bytes of those; overlaps count twice
-  std::uint64_t held_bytes = 0;          // for all peers together now (config.peer_memory_total)
-  TrafficCounters traffic;               // all connections so far
-  std::vector<StagingCounters> staging;  // per GPU in use, by ordinal
-  std::vector<PeerCounters> peers;       // by host
+  // For all peers together now, without the buffers of lanes (config.peer_memory_total).
+  std::uint64_t held_bytes = 0;
+  TrafficCounters traffic;                      // all connections so far
+  std::vector<StagingCounters> staging;         // per GPU in use, by ordinal
+  std::vector<PeerCounters> peers;              // by host
   std::vector<ConnectionCounters> connections;  // open ones
 };
 

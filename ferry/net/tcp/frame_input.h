@@ -38,6 +38,7 @@ class FrameInput {
   State state() const noexcept { return state_; }
   // Bytes that were read and belong to no delivered head or payload.
   std::size_t buffered() const noexcept { return rx_end_ - rx_begin_; }
+  std::size_t buffer_bytes() const noexcept { return rx_bytes_; }
   // Bytes of the current payload that have not reached their destination.
   std::uint64_t payload_left() const noexcept { return payload_left_; }
   // See Lane::SetMaxMeta.

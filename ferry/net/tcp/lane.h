@@ -34,6 +34,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   bool ProvePeer(const ProcessHint& process) override;
   bool HasDelivered(std::uint64_t position) const override;
   PathStats Path() const override;
+  std::size_t BufferBytes() const override { return input_.buffer_bytes(); }
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
   }

@@ -14,6 +14,7 @@
 #include "ferry/core/log.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/endpoint/server_handshake.h"
+#include "ferry/transfer/engine/lane_limits.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
 #include "ferry/transfer/recovery/lane_health.h"
 
@@ -242,7 +243,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
 
 bool EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&policy_.log());
-  connection->memory().SetPool(held_);
+  connection->memory().SetPool(held_, connection->lanes() * kLaneReserve);
   connection->sharing().SetMemory(&device_memory_);
   connection->SetClosedCallback([this, raw = connection.get()] {
     loops_.front()->Post([this] { TrimSoonOnLoop(); });

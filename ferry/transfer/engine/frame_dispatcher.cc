@@ -1,8 +1,11 @@
 // Dispatches frames by their type, and ends those that were copied into GPU memory.
 #include "ferry/transfer/engine/frame_dispatcher.h"
 
+#include <fmt/core.h>
+
 #include <utility>
 
+#include "ferry/core/units.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
 
 namespace ferry::transfer {
@@ -27,12 +30,7 @@ Result<Placement> FrameDispatcher::OnFrame(std::span<const std::byte> meta,
   if (!reader.Read(&header)) return MalformedFrame(site_, "no header");
   FERRY_TRY(CheckMetadata(site_, meta, header));
   FERRY_TRY(sender_->OnAck(header.ack));
-  // The frames kept until the peer acknowledges them must be bounded. An honest peer's burst of
-  // messages, all declined, stays below this limit: its later frames acknowledge the earlier
-  // answers.
-  if (frames_->pool().kept() >= 4 * site_.max_sequenced() || frames_->memory().kept_too_much()) {
-    return MalformedFrame(site_, "no acknowledgements");
-  }
+  FERRY_TRY(CheckHeld());
   auto placed = Dispatch(header, &reader, payload_bytes);
   receiver_.CountScratch();
   // A paused frame is offered again.
@@ -40,6 +38,27 @@ Result<Placement> FrameDispatcher::OnFrame(std::span<const std::byte> meta,
     receiver_.OnTaken(meta.size(), payload_bytes);
   }
   return placed;
+}
+
+// The frames kept until the peer acknowledges them, and the answers that wait for that, must be
+// bounded. The lane cannot pause for them, because the acknowledgement may be in a later frame. An
+// honest peer's burst of messages, all declined, stays below these limits.
+Status FrameDispatcher::CheckHeld() const {
+  const HeldMemory& memory = *site_.context.memory;
+  const std::uint64_t late = memory.late_answers();
+  if (frames_->pool().kept() + (site_.index == 0 ? late : 0) >= 4 * site_.max_sequenced()) {
+    return MalformedFrame(site_, "no acknowledgements");
+  }
+  const auto excess =
+      memory.FindExcess(frames_->memory().kept_bytes() + late * HeldMemory::kLateAnswerBytes);
+  if (!excess) return Ok();
+  return Error(
+      Code::kCorrupt,
+      fmt::format("{} does not acknowledge answers, and {} are held, where {} ({}) and a tenth are "
+                  "allowed; the connection was closed: reconnect with a peer that reads, or raise "
+                  "the setting",
+                  site_.context.peer_name, FormatSize(excess->held), FormatSize(excess->limit),
+                  excess->setting));
 }
 
 Result<Placement> FrameDispatcher::Dispatch(const wire::MessageHeader& header,

@@ -38,6 +38,7 @@ class FrameDispatcher {
   ReadAnswers& answers() noexcept { return answers_; }
 
  private:
+  Status CheckHeld() const;
   Result<net::Placement> Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
                                   std::uint64_t payload_bytes);
   Result<net::Placement> OnPlainFrame(const wire::MessageHeader& header, wire::MetaReader* reader);

@@ -15,16 +15,14 @@ namespace {
 constexpr std::size_t kMaxFreeFrames = 256;
 constexpr std::size_t kFreeFramesAtRest = 16;
 
+std::size_t SizeOf(const LaneFrame& frame) {
+  return sizeof frame + frame.meta.capacity() + frame.payload.capacity() * sizeof(iovec);
+}
+
 }  // namespace
 
 LaneFrame* FramePool::New(wire::Type type, std::uint64_t operation_id, bool checked) {
-  if (free_.empty()) {
-    frames_.push_back(std::make_unique<LaneFrame>());
-    frames_.back()->place = frames_.size() - 1;
-    free_.push_back(frames_.back().get());
-  }
-  LaneFrame* const frame = free_.back();
-  free_.pop_back();
+  LaneFrame* const frame = TakeFree();
   frame->used = true;
   frame->type = type;
   frame->meta.clear();
@@ -42,6 +40,18 @@ LaneFrame* FramePool::New(wire::Type type, std::uint64_t operation_id, bool chec
   header.type = type;
   header.operation = operation_id;
   wire::Append(&frame->meta, header);
+  return frame;
+}
+
+LaneFrame* FramePool::TakeFree() {
+  if (free_.empty()) {
+    frames_.push_back(std::make_unique<LaneFrame>());
+    frames_.back()->place = frames_.size() - 1;
+    return frames_.back().get();
+  }
+  LaneFrame* const frame = free_.back();
+  free_.pop_back();
+  free_bytes_ -= SizeOf(*frame);
   return frame;
 }
 
@@ -84,9 +94,12 @@ void FramePool::Recycle(LaneFrame* frame) {
   if (!std::exchange(frame->used, false)) return;
   if (std::exchange(frame->kept, false)) --kept_;
   ReturnMemory(frame);
-  if (free_.size() >= kMaxFreeFrames) return Delete(frame);
   FreeIfOver(kSmallMeta, &frame->meta);
   FreeIfOver(kSmallList, &frame->payload);
+  const std::size_t bytes = free_bytes_ + SizeOf(*frame);
+  if (free_.size() >= kMaxFreeFrames || bytes > kMaxFreeBytes) return Delete(frame);
+  free_bytes_ = bytes;
+  spare_bytes_ = std::max(spare_bytes_, bytes);
   free_.push_back(frame);
 }
 
@@ -110,10 +123,8 @@ void FramePool::Delete(LaneFrame* frame) {
 // heartbeats.
 void FramePool::Trim() {
   const std::size_t rest = std::max(kFreeFramesAtRest, free_.size() / 2);
-  while (free_.size() > rest) {
-    Delete(free_.back());
-    free_.pop_back();
-  }
+  while (free_.size() > rest) Delete(TakeFree());
+  spare_bytes_ = free_bytes_;
   if (frames_.capacity() > 4 * std::max(frames_.size(), kFreeFramesAtRest)) frames_.shrink_to_fit();
   if (free_.capacity() > 4 * kFreeFramesAtRest) free_.shrink_to_fit();
 }
@@ -126,7 +137,7 @@ void FramePool::Clear() {
   }
   std::vector<LaneFrame*>().swap(free_);
   std::vector<std::unique_ptr<LaneFrame>>().swap(frames_);
-  kept_ = 0;
+  kept_ = free_bytes_ = spare_bytes_ = 0;
 }
 
 std::uint64_t OperationIn(const net::OutFrame& frame) {

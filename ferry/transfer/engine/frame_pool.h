@@ -61,14 +61,19 @@ class FramePool {
 
   const std::vector<std::unique_ptr<LaneFrame>>& all() const noexcept { return frames_; }
   std::size_t unused() const noexcept { return free_.size(); }
+  // Largest size of the unused frames since the last Trim(), in bytes.
+  std::size_t spare_bytes() const noexcept { return spare_bytes_; }
 
  private:
+  LaneFrame* TakeFree();
   void ReturnMemory(LaneFrame* frame);
   void Delete(LaneFrame* frame);
 
   LaneMemory* const memory_;
   std::vector<std::unique_ptr<LaneFrame>> frames_;
   std::vector<LaneFrame*> free_;
+  std::size_t free_bytes_ = 0;  // of free_
+  std::size_t spare_bytes_ = 0;
   std::size_t kept_ = 0;
 };
 

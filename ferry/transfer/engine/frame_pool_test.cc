@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "ferry/transfer/engine/lane_limits.h"
+
 namespace ferry::transfer {
 namespace {
 
@@ -61,6 +63,24 @@ TEST_F(FramePoolTest, FreesTheFramesOfABurstStepByStep) {
   for (int i = 0; i < 10; ++i) pool_.Trim();
   EXPECT_EQ(pool_.unused(), 16u);
   EXPECT_EQ(pool_.all().size(), 16u);
+}
+
+TEST_F(FramePoolTest, KeepsFewUnusedFramesWithLongLists) {
+  std::vector<LaneFrame*> burst;
+  for (int i = 0; i < 100; ++i) {
+    burst.push_back(New());
+    burst.back()->payload.reserve(kSmallList);
+  }
+  EXPECT_EQ(pool_.spare_bytes(), 0u);
+  for (LaneFrame* const frame : burst) pool_.Recycle(frame);
+  EXPECT_LE(pool_.spare_bytes(), kMaxFreeBytes);
+  EXPECT_GT(pool_.spare_bytes(), kMaxFreeBytes / 2);
+  EXPECT_EQ(pool_.all().size(), pool_.unused());
+  const std::size_t most = pool_.spare_bytes();
+  (void)New();
+  EXPECT_EQ(pool_.spare_bytes(), most);
+  pool_.Trim();
+  EXPECT_LT(pool_.spare_bytes(), most);
 }
 
 TEST_F(FramePoolTest, ReturnsOptionalMemoryWhenItIsCleared) {

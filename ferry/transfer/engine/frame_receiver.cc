@@ -351,6 +351,8 @@ void FrameReceiver::CountScratch() {
   }
   frames_->memory().SetScratch(pieces_.capacity() * sizeof(iovec) + inbox_->scratch_bytes() +
                                data_.capacity() + frames_->acks().refusal_bytes());
+  frames_->memory().SetBuffers((lane_ != nullptr ? lane_->BufferBytes() : 0) +
+                               frames_->pool().spare_bytes());
 }
 
 void FrameReceiver::Free() {

@@ -90,6 +90,7 @@ void LaneEngine::Beat(bool heard) {
   lane_->Poke();
   if (!heard) Probe();
   frames_.pool().Trim();
+  dispatcher_.receiver().CountScratch();
   // Another connection may have released the memory that this lane waits for.
   dispatcher_.receiver().Resume(FrameReceiver::Wait::kPeer);
 }

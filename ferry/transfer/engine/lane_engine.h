@@ -94,6 +94,8 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // Whether a further RTS may be sent: false while the peer leaves too many frames unacknowledged.
   // The limit is needed because nothing else bounds messages whose send has ended before that.
   bool MaySendRts() { return frames_.pool().kept() < site_.max_sequenced(); }
+  // Whether a further answer may be sent: false while the peer leaves too many unacknowledged.
+  bool MayAnswer() { return frames_.memory().may_keep(); }
   // Sends a sequenced frame with a one-piece payload. If `operation` is set, the acknowledgement
   // resolves one slice of its ledger, and the frame keeps the operation, which owns `payload`,
   // alive until then. Without a lane, the replacement sends it.

@@ -22,8 +22,13 @@ constexpr std::uint64_t AskBudget(std::size_t lanes) {
 inline constexpr std::size_t kMaxReplies = 64;
 // Cost of the record of an answer, until the peer acknowledges the answer.
 inline constexpr std::uint64_t kRecordBytes = 128;
-// Cost of a frame without its metadata.
+// Cost of a frame without its metadata, and of one that is kept, with its record.
 inline constexpr std::uint64_t kPlainBytes = 256;
+inline constexpr std::uint64_t kKeptFrameBytes = 384;
+// What a lane may need at once for its receive buffer, free frames, answers, refusals and the lists
+// of the frame that is arriving. A connection has that much room for each of its lanes, whatever
+// else it holds.
+inline constexpr std::uint64_t kLaneReserve = 256 * kKiB;
 // Refusals queued with their text; further ones wait in the RefusalLog without it.
 inline constexpr std::size_t kMaxNacks = 8;
 inline constexpr std::size_t kMaxRefusalText = 320;
@@ -40,6 +45,8 @@ inline constexpr std::size_t kMaxLandingFrames = 1024;
 // Capacity that the buffers of a free frame, and of a lane between two payloads, may keep.
 inline constexpr std::size_t kSmallMeta = 512;
 inline constexpr std::size_t kSmallList = 256;
+// Bytes of all free frames of a lane.
+inline constexpr std::size_t kMaxFreeBytes = 64 * kKiB;
 // With this many plain frames queued, frames that are repeated anyway are skipped.
 inline constexpr std::size_t kMaxPlain = 256;
 

@@ -1,6 +1,7 @@
 // Limits the memory that a lane holds for a peer that does not read or acknowledge.
 #include "ferry/transfer/engine/lane_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ferry/core/units.h"
@@ -15,12 +16,16 @@ namespace {
 
 constexpr std::uint64_t kChargeStep = 4 * kKiB;
 
+std::uint64_t InSteps(std::uint64_t bytes) {
+  return (bytes + kChargeStep - 1) / kChargeStep * kChargeStep;
+}
+
 }  // namespace
 
 void LaneMemory::Hold(std::uint64_t bytes) {
   held_ += bytes;
   if (held_ <= charged_) return;
-  const std::uint64_t more = (held_ - charged_ + kChargeStep - 1) / kChargeStep * kChargeStep;
+  const std::uint64_t more = InSteps(held_ - charged_);
   memory_->Add(more);
   charged_ += more;
 }
@@ -89,6 +94,11 @@ void LaneMemory::ReleaseKept(std::uint64_t bytes) {
   Release(bytes);
 }
 
+// A small part of the limit: what the peer requests beyond it need not be built before it reads.
+bool LaneMemory::may_keep() const noexcept {
+  return kept_bytes_ < std::min(HeldMemory::kGuaranteed, memory_->limit() / 32);
+}
+
 void LaneMemory::SetScratch(std::uint64_t bytes) {
   if (closed_) return;
   const std::uint64_t before = std::exchange(scratch_bytes_, bytes);
@@ -96,9 +106,17 @@ void LaneMemory::SetScratch(std::uint64_t bytes) {
   if (bytes < before) Release(before - bytes);
 }
 
+void LaneMemory::SetBuffers(std::uint64_t bytes) {
+  if (closed_) return;
+  const std::uint64_t before = std::exchange(buffer_bytes_, InSteps(bytes));
+  if (buffer_bytes_ > before) memory_->AddBuffers(buffer_bytes_ - before);
+  if (buffer_bytes_ < before) memory_->RemoveBuffers(before - buffer_bytes_);
+}
+
 void LaneMemory::Close() {
   closed_ = true;
   memory_->Remove(std::exchange(charged_, 0));
+  memory_->RemoveBuffers(std::exchange(buffer_bytes_, 0));
   held_ = answer_bytes_ = kept_bytes_ = scratch_bytes_ = 0;
 }
 

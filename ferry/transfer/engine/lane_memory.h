@@ -37,17 +37,19 @@ class LaneMemory {
   // Frames that the peer has caused and that are kept until it acknowledges them.
   void HoldKept(std::uint64_t bytes);
   void ReleaseKept(std::uint64_t bytes);
-  // Whether those alone show that the peer does not acknowledge.
-  bool kept_too_much() const noexcept {
-    return kept_bytes_ > HeldMemory::kGuaranteed && memory_->overfull();
-  }
+  std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
+  // Whether the peer has acknowledged enough of those for another one.
+  bool may_keep() const noexcept;
 
-  // Sets the size of the buffers that are in use between two frames.
+  // Sets the size of what the frame that is arriving, and copies in flight, make the lane hold.
   void SetScratch(std::uint64_t bytes);
+  // Sets the size of the buffers that the lane has whatever arrives.
+  void SetBuffers(std::uint64_t bytes);
   // Returns everything except optional memory, which whoever holds it must return. Nothing may be
   // held afterwards; SetScratch has no effect then.
   void Close();
 
+  // Without buffers.
   std::uint64_t held() const noexcept { return held_; }
 
  private:
@@ -60,6 +62,7 @@ class LaneMemory {
   std::uint64_t answer_bytes_ = 0;   // frames that answer reads, and their records
   std::uint64_t kept_bytes_ = 0;     // kept frames that the peer has caused
   std::uint64_t scratch_bytes_ = 0;  // in held_
+  std::uint64_t buffer_bytes_ = 0;   // as charged
   bool closed_ = false;
 };
 

@@ -63,16 +63,31 @@ TEST(LaneMemory, LetsRequestsWaitWhenThereIsNoRoomOrTooManyAnswers) {
   EXPECT_EQ(memory.ReserveAnswer(1 << 20, 0), AnswerMemory::kNone);
 }
 
-TEST(LaneMemory, ShowsAPeerThatDoesNotAcknowledge) {
+TEST(LaneMemory, KeepsASmallPartOfTheLimitUntilThePeerAcknowledges) {
   HeldMemory connection;
-  connection.SetPool(std::make_shared<HeldMemoryPool>(1024, 1024));
+  connection.SetPool(std::make_shared<HeldMemoryPool>(1 << 20, 1 << 20));
   LaneMemory memory(&connection, 1);
-  memory.HoldKept(HeldMemory::kGuaranteed);
-  EXPECT_FALSE(memory.kept_too_much());
-  memory.HoldKept(1);
-  EXPECT_TRUE(memory.kept_too_much());
+  EXPECT_TRUE(memory.may_keep());
+  memory.HoldKept(32 * 1024);
+  EXPECT_FALSE(memory.may_keep());
   memory.ReleaseKept(1);
-  EXPECT_FALSE(memory.kept_too_much());
+  EXPECT_TRUE(memory.may_keep());
+}
+
+TEST(LaneMemory, ChargesBuffersToTheConnectionAloneUntilItIsClosed) {
+  const auto pool = std::make_shared<HeldMemoryPool>(1 << 20, 1 << 20);
+  HeldMemory connection;
+  connection.SetPool(pool);
+  LaneMemory memory(&connection, 1);
+  memory.SetBuffers(5000);
+  EXPECT_EQ(connection.held(), 8192u);
+  EXPECT_EQ(pool->held(), 0u);
+  EXPECT_EQ(memory.held(), 0u);
+  memory.SetBuffers(100);
+  EXPECT_EQ(connection.held(), 4096u);
+  memory.Close();
+  memory.SetBuffers(5000);
+  EXPECT_EQ(connection.held(), 0u);
 }
 
 }  // namespace

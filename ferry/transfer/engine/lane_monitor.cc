@@ -198,6 +198,16 @@ void LaneMonitor::Fail(const Error& error) {
   common_->home->Post([keep = KeepAlive(), this, error] { common_->failures->FailNow(error); });
 }
 
+void LaneMonitor::FailIfWaitedFor(std::uint32_t lane, const Error& reason) {
+  lanes_->Post(lane, [this, reason](LaneEngine& at) {
+    if (at.state() != LaneEngine::State::kFrozen || !at.HoldsWork()) return;
+    Fail(Error(Code::kPeerLost,
+               fmt::format("lane {} to {} was lost and cannot be replaced, so operations in flight "
+                           "on it cannot end: {}",
+                           at.index(), common_->context.peer_name, reason.message())));
+  });
+}
+
 void LaneMonitor::Freeze(std::uint32_t lane, std::uint32_t attempt, Frozen then) {
   lanes_->Post(lane,
                [home = common_->home, attempt, then = std::move(then)](LaneEngine& at) mutable {

@@ -58,6 +58,7 @@ class LaneMonitor final : private RecoveryHost {
   std::shared_ptr<void> KeepAlive() override { return lanes_->KeepAlive(); }
   void Note(const std::string& event) override { common_->stats.Note("{}", event); }
   void Fail(const Error& error) override;
+  void FailIfWaitedFor(std::uint32_t lane, const Error& reason) override;
   void Freeze(std::uint32_t lane, std::uint32_t attempt, Frozen then) override;
   void Revive(std::uint32_t lane, std::uint32_t attempt, std::unique_ptr<net::Lane> replacement,
               const LaneProgress& peer) override;

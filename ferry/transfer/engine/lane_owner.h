@@ -111,6 +111,8 @@ class MessageSink {
                               const Status& intact) = 0;
   virtual bool MayNotify(std::uint64_t bytes) const = 0;
   virtual void OnNotification(std::vector<std::byte> bytes) = 0;
+  // The peer has acknowledged frames that were kept for that: others may be.
+  virtual void OnAcknowledged() = 0;
   // The peer has no room for this eager message, which is settled: it waits here as after an RTS.
   virtual void BecomesRts(const OperationRef& operation) = 0;
 

@@ -52,8 +52,9 @@ T Matcher::Queue<T>::Take(Sequence sequence) {
 
 // ---- receives -----------------------------------------------------------------------------------
 
-std::optional<ArrivedMessage> Matcher::Post(const Receive& receive) {
-  if (const auto message = FindMessage(*receive); message != arrived_.end()) return Take(message);
+std::optional<ArrivedMessage> Matcher::Post(const Receive& receive, bool may_index) {
+  const auto message = FindMessage(*receive, may_index);
+  if (message != arrived_.end()) return Take(message);
   receive->receiving.posted_as = ++last_posted_;
   Enqueue(receive);
   return std::nullopt;
@@ -94,12 +95,13 @@ void Matcher::Keep(ArrivedMessage message) {
   const auto kept = arrived_.insert(arrived_.end(), {std::move(message), ++last_arrived_});
   for (Index& index : indexes_) AddTo(&index, kept);
   if (kept->message.announced) {
+    ++announced_;
     rts_[kept->message.peer_operation].Add(kept->sequence, kept);
   }
 }
 
-Matcher::Arrived::iterator Matcher::FindMessage(const OperationState& receive) {
-  Index* const index = arrived_.size() <= kFewMessages ? nullptr : IndexOf(receive.mask);
+Matcher::Arrived::iterator Matcher::FindMessage(const OperationState& receive, bool may_index) {
+  Index* const index = arrived_.size() <= kFewMessages ? nullptr : IndexOf(receive.mask, may_index);
   if (index == nullptr) {
     return std::find_if(arrived_.begin(), arrived_.end(),
                         [&](const Kept& kept) { return Takes(receive, kept.message.tag); });
@@ -108,12 +110,12 @@ Matcher::Arrived::iterator Matcher::FindMessage(const OperationState& receive) {
   return queue == nullptr ? arrived_.end() : queue->first();
 }
 
-// Null if there are too many masks.
-Matcher::Index* Matcher::IndexOf(std::uint64_t mask) {
+// Null if there are too many masks. The first one's table is paid for by each message.
+Matcher::Index* Matcher::IndexOf(std::uint64_t mask, bool may_index) {
   const auto found = std::find_if(indexes_.begin(), indexes_.end(),
                                   [&](const Index& index) { return index.mask == mask; });
   if (found != indexes_.end()) return &*found;
-  if (indexes_.size() == kMaxIndexes) return nullptr;
+  if (indexes_.size() == kMaxIndexes || (!indexes_.empty() && !may_index)) return nullptr;
   Index& index = indexes_.emplace_back();
   index.mask = mask;
   for (auto kept = arrived_.begin(); kept != arrived_.end(); ++kept) AddTo(&index, kept);
@@ -135,11 +137,33 @@ ArrivedMessage Matcher::Take(Arrived::iterator message) {
     RemoveFrom(&index.queues, message->message.tag & index.mask, message->sequence);
   }
   ArrivedMessage taken = std::move(message->message);
-  if (taken.announced) RemoveFrom(&rts_, taken.peer_operation, message->sequence);
+  if (taken.announced) {
+    --announced_;
+    RemoveFrom(&rts_, taken.peer_operation, message->sequence);
+  }
   arrived_.erase(message);
   if (arrived_.empty()) indexes_.clear();
   kept_bytes_ -= taken.data.size();
   return taken;
+}
+
+std::uint64_t Matcher::CostOf(std::uint64_t messages, std::uint64_t announced) const {
+  const std::size_t indexes = std::max<std::size_t>(1, indexes_.size());
+  return kKeptRecordBytes * messages + kTableEntryBytes * (indexes * messages + announced);
+}
+
+std::uint64_t Matcher::CostOfNext(bool announced) const { return CostOf(1, announced ? 1 : 0); }
+
+// A table keeps its size until it is empty.
+std::uint64_t Matcher::held_bytes() const {
+  static_assert(sizeof(Kept) + 64 <= kKeptRecordBytes);  // list node, data, and their allocation
+  static_assert(4 * (2 * sizeof(std::uint64_t) + sizeof(Queue<Arrived::iterator>)) <=
+                kTableEntryBytes);
+  if (arrived_.empty()) return 0;
+  std::uint64_t tables = rts_.bytes();
+  for (const Index& index : indexes_) tables += index.queues.bytes();
+  return kept_bytes_ +
+         std::max(CostOf(arrived_.size(), announced_), kKeptRecordBytes * arrived_.size() + tables);
 }
 
 bool Matcher::RemoveRts(std::uint64_t peer_operation) {

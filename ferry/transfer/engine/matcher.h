@@ -13,8 +13,10 @@
 
 namespace ferry::transfer {
 
-// Bytes charged for keeping a message or notification, beyond its data.
-inline constexpr std::uint64_t kKeptRecordBytes = 96;
+// Bytes charged for keeping a message or notification, beyond its data and what finds it.
+inline constexpr std::uint64_t kKeptRecordBytes = 128;
+// Bytes charged for an entry of a table of messages, which is a quarter full after it has grown.
+inline constexpr std::uint64_t kTableEntryBytes = 160;
 
 // A message that arrived before its receive was posted.
 struct ArrivedMessage {
@@ -40,7 +42,8 @@ class Matcher {
   static constexpr std::size_t kFewMessages = 8;
 
   // Takes the oldest message that matches `receive`; if there is none, queues `receive`.
-  std::optional<ArrivedMessage> Post(const Receive& receive);
+  // `may_index`: there is memory for a second or further table of messages.
+  std::optional<ArrivedMessage> Post(const Receive& receive, bool may_index = true);
   // Takes the oldest receive that matches `tag`; null if there is none.
   Receive TakeReceive(std::uint64_t tag);
   // Reverts TakeReceive: the receive returns to its old place in the order.
@@ -52,6 +55,10 @@ class Matcher {
 
   std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
   std::size_t kept_messages() const noexcept { return arrived_.size(); }
+  // Memory that the messages take, with what finds them: an upper bound.
+  std::uint64_t held_bytes() const;
+  // What one more would add to that, apart from its data.
+  std::uint64_t CostOfNext(bool announced) const;
 
  private:
   // Position in the order: what was posted, or arrived, earlier has the smaller number.
@@ -90,8 +97,9 @@ class Matcher {
   void Enqueue(const Receive& receive);
   // Null if it is not queued.
   Receive Dequeue(const OperationState* receive);
-  Arrived::iterator FindMessage(const OperationState& receive);
-  Index* IndexOf(std::uint64_t mask);
+  Arrived::iterator FindMessage(const OperationState& receive, bool may_index);
+  Index* IndexOf(std::uint64_t mask, bool may_index);
+  std::uint64_t CostOf(std::uint64_t messages, std::uint64_t announced) const;
   static void AddTo(Index* index, Arrived::iterator message);
   static void RemoveFrom(Queues<Arrived::iterator>* queues, std::uint64_t key, Sequence sequence);
   ArrivedMessage Take(Arrived::iterator message);
@@ -103,6 +111,7 @@ class Matcher {
   std::vector<Index> indexes_;     // of arrived_
   Queues<Arrived::iterator> rts_;  // by peer_operation, which a faulty peer may repeat
   std::uint64_t kept_bytes_ = 0;
+  std::uint64_t announced_ = 0;  // messages in arrived_
 };
 
 }  // namespace ferry::transfer

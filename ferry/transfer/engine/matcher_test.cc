@@ -117,6 +117,25 @@ TEST(Matcher, CountsTheBytesAndMessagesItKeeps) {
   EXPECT_EQ(matcher.kept_messages(), 1u);
 }
 
+TEST(Matcher, CountsWhatItsTablesMayTakeAndWhatTheyTake) {
+  constexpr std::uint64_t kMessages = 1000;
+  Matcher matcher;
+  const std::uint64_t one = matcher.CostOfNext(/*announced=*/true);
+  for (std::uint64_t i = 0; i < kMessages; ++i) matcher.Keep(Rts(i, i, 10));
+  EXPECT_EQ(matcher.held_bytes(), kMessages * one);
+  EXPECT_FALSE(matcher.Post(Receive(kMessages), /*may_index=*/false));
+  EXPECT_EQ(matcher.held_bytes(), kMessages * one) << "the first table is paid for";
+  EXPECT_FALSE(matcher.Post(Receive(1024, 1025), /*may_index=*/false));
+  EXPECT_EQ(matcher.held_bytes(), kMessages * one);
+  EXPECT_FALSE(matcher.Post(Receive(1024, 1024), /*may_index=*/true));
+  EXPECT_EQ(matcher.held_bytes(), kMessages * (one + kTableEntryBytes));
+  EXPECT_EQ(matcher.CostOfNext(/*announced=*/true), one + kTableEntryBytes);
+  for (std::uint64_t i = 1; i < kMessages; ++i) EXPECT_TRUE(matcher.RemoveRts(i));
+  EXPECT_GT(matcher.held_bytes(), kMessages * 40) << "tables shrink only when they are empty";
+  EXPECT_TRUE(matcher.RemoveRts(0));
+  EXPECT_EQ(matcher.held_bytes(), 0u);
+}
+
 TEST(Matcher, ARemovedReceiveTakesNothing) {
   Matcher matcher;
   const auto first = Receive(1);

@@ -50,6 +50,10 @@ void MessageQueue::Stop() {
 void MessageQueue::Close() {
   for (const auto& [id, receive] : landing_) context_->regions->Remove(receive->receiving.landing);
   landing_.clear();
+  early_bytes_ = 0;
+  CountKept();
+  context_->memory->RemoveLateAnswers(late_answers_.size());
+  late_answers_ = {};
 }
 
 void MessageQueue::OnNotification(std::vector<std::byte> bytes) {
@@ -147,7 +151,37 @@ void MessageQueue::SendFin(std::uint64_t operation_id, const Status& status) {
 }
 
 void MessageQueue::SendDeclined(std::uint64_t operation_id, const Status& status) {
+  const auto code = status ? std::uint8_t{0} : static_cast<std::uint8_t>(status.error().code());
+  if (MustWait({.peer_operation = operation_id, .code = code})) return;
   SendOutcome(wire::Type::kDeclined, operation_id, status);
+}
+
+bool MessageQueue::MustWait(const LateAnswer& answer) {
+  if (late_answers_.empty() && host_->MayAnswer()) return false;
+  late_answers_.push_back(answer);
+  context_->memory->AddLateAnswer();
+  return true;
+}
+
+// A CTS may have become needless: its receive was cancelled here, or the message withdrawn there.
+void MessageQueue::OnAcknowledged() {
+  while (!late_answers_.empty() && host_->MayAnswer()) {
+    const LateAnswer answer = late_answers_.front();
+    late_answers_.pop_front();
+    context_->memory->RemoveLateAnswers(1);
+    const auto landing = landing_.find(answer.peer_operation);
+    if (answer.cts && landing != landing_.end()) {
+      SendCts(answer.peer_operation, *landing->second);
+      continue;
+    }
+    const Code code = answer.cts ? Code::kCancelled : wire::CodeFromWire(answer.code);
+    const bool is_refusal = answer.cts || answer.code != 0;
+    SendOutcome(wire::Type::kDeclined, answer.peer_operation,
+                is_refusal ? Status(Error(code, fmt::format("{}; too many refusals at once to keep "
+                                                            "the reason of each",
+                                                            CodeName(code))))
+                           : Ok());
+  }
 }
 
 Status MessageQueue::OnDeclined(const wire::MessageHeader& header, wire::MetaReader* reader) {
@@ -174,10 +208,10 @@ Status MessageQueue::OnDeclined(const wire::MessageHeader& header, wire::MetaRea
 
 void MessageQueue::BeginReceive(const OperationRef& operation) {
   operation->phase = OperationState::Phase::kPosted;
-  auto message = matcher_.Post(operation);
-  if (!message) return;
+  auto message = matcher_.Post(
+      operation, context_->memory->HasRoom(kTableEntryBytes * matcher_.kept_messages()));
   CountKept();
-  TakeMessage(operation, *std::move(message));
+  if (message) TakeMessage(operation, *std::move(message));
 }
 
 // A receive was matched with a message: with its data, or with an RTS, which is answered by a CTS
@@ -194,10 +228,12 @@ void MessageQueue::TakeMessage(const OperationRef& receive, ArrivedMessage messa
     SendDeclined(message.peer_operation, Ok());
     return host_->End(*receive, Ok());
   }
-  if (message.announced) return SendCts(receive, message);
+  if (message.announced) return BeginLanding(receive, message);
   if (receive->stager && message.bytes > 0) {
     receive->phase = OperationState::Phase::kReceiving;
     receive->receiving.early = std::move(message.data);
+    early_bytes_ += receive->receiving.early.size();
+    CountKept();
     return LandEarly(receive);
   }
   if (!message.data.empty()) {
@@ -211,7 +247,7 @@ void MessageQueue::LandEarly(const OperationRef& receive) {
   OperationState::Receiving& receiving = receive->receiving;
   const bool ended = !host_->Find(receive->id);
   if (ended || receive->abort_error || receiving.landed == receiving.early.size()) {
-    receiving.early = {};
+    DropEarly(receive.get());
     if (ended) return;
     return host_->End(*receive, receive->abort_error ? Status(*receive->abort_error) : Ok());
   }
@@ -245,14 +281,23 @@ void MessageQueue::OnPartLanded(const OperationRef& receive, std::uint64_t bytes
   const auto copy = std::exchange(receive->receiving.staged, nullptr);
   if (!copy) return;  // the connection has ended, and waited for the copy
   copy->Release();
-  if (!copy->outcome) return host_->End(*receive, copy->outcome);
+  if (!copy->outcome) {
+    DropEarly(receive.get());
+    return host_->End(*receive, copy->outcome);
+  }
   receive->receiving.landed += bytes;
   LandEarly(receive);
 }
 
-// Registers the receive's buffer as a region for this one message and sends its key to the sender
-// in a CTS.
-void MessageQueue::SendCts(const OperationRef& receive, const ArrivedMessage& message) {
+void MessageQueue::DropEarly(OperationState* receive) {
+  early_bytes_ -= std::min<std::uint64_t>(early_bytes_, receive->receiving.early.size());
+  receive->receiving.early = {};
+  CountKept();
+}
+
+// Registers the receive's buffer as a region for this one message, whose key a CTS tells the
+// sender.
+void MessageQueue::BeginLanding(const OperationRef& receive, const ArrivedMessage& message) {
   if (landing_.count(message.peer_operation) != 0) {
     const Error error(Code::kCorrupt,
                       fmt::format("{} sent two RTS with one operation id; the connection was "
@@ -265,14 +310,20 @@ void MessageQueue::SendCts(const OperationRef& receive, const ArrivedMessage& me
   auto landing = context_->regions->Add(receive->buffer.first(message.bytes), Rights::kWrite,
                                         context_->connection, stager);
   if (!landing) return host_->End(*receive, landing.error());
-  const RegionState& region = **landing;
-  const wire::CtsBody body{{region.id, region.generation, region.token},
-                           stager ? stager->slot_bytes() : ~std::uint64_t{0}};
   receive->phase = OperationState::Phase::kReceiving;
   receive->receiving.peer_operation = message.peer_operation;
   receive->receiving.landing = *std::move(landing);
   landing_[message.peer_operation] = receive;
-  host_->Send(wire::Type::kCts, message.peer_operation, wire::BytesOf(body), {}, nullptr);
+  if (!MustWait({.peer_operation = message.peer_operation, .cts = true})) {
+    SendCts(message.peer_operation, *receive);
+  }
+}
+
+void MessageQueue::SendCts(std::uint64_t peer_operation, const OperationState& receive) {
+  const RegionState& region = *receive.receiving.landing;
+  const wire::CtsBody body{{region.id, region.generation, region.token},
+                           receive.stager ? receive.stager->slot_bytes() : ~std::uint64_t{0}};
+  host_->Send(wire::Type::kCts, peer_operation, wire::BytesOf(body), {}, nullptr);
 }
 
 // The receive ends only when no lane is inside its buffer any more, whatever the FIN says.
@@ -358,12 +409,11 @@ void MessageQueue::PutBackReceive(const OperationRef& receive) {
 bool MessageQueue::MayKeep(std::uint64_t bytes) const {
   return matcher_.kept_bytes() + bytes <= context_->config->unexpected_bytes &&
          matcher_.kept_messages() < context_->config->max_operations &&
-         context_->memory->HasRoom(kKeptRecordBytes + bytes);
+         context_->memory->HasRoom(matcher_.CostOfNext(/*announced=*/false) + bytes);
 }
 
 void MessageQueue::CountKept() {
-  const std::uint64_t now =
-      matcher_.kept_bytes() + kKeptRecordBytes * std::uint64_t{matcher_.kept_messages()};
+  const std::uint64_t now = matcher_.held_bytes() + early_bytes_;
   const std::uint64_t before = std::exchange(kept_bytes_, now);
   if (now > before) context_->memory->AddTried(now - before);
   if (now < before) context_->memory->RemoveTried(before - now);
@@ -372,7 +422,7 @@ void MessageQueue::CountKept() {
 // Peers may have more operations in flight than this side keeps messages.
 bool MessageQueue::DeclineForWantOfRoom(std::uint64_t peer_operation) {
   const std::size_t most = 2 * std::size_t{context_->config->max_operations};
-  const bool has_room = context_->memory->HasRoom(kKeptRecordBytes);
+  const bool has_room = context_->memory->HasRoom(matcher_.CostOfNext(/*announced=*/true));
   if (has_room && matcher_.kept_messages() < most) return false;
   const char* const limit =
       has_room ? "twice its FERRY_MAX_OPERATIONS"

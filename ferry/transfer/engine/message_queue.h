@@ -1,6 +1,7 @@
 // Tagged messages (eager and rendezvous) and notifications of a connection.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <unordered_map>
@@ -27,6 +28,8 @@ class MessageHost {
                     std::span<const std::byte> payload, OperationRef operation) = 0;
   // Whether a further RTS may be sent (LaneEngine::MaySendRts).
   virtual bool MaySendRts() const = 0;
+  // Whether a further CTS or refusal may be sent (LaneEngine::MayAnswer).
+  virtual bool MayAnswer() const = 0;
   // Stops writing an arriving message into the receive's buffer.
   virtual void DropMessage(const OperationState& receive) = 0;
   // Makes the lanes that have opened the region, which was removed, stop receiving into it, then
@@ -48,7 +51,8 @@ class MessageHost {
 // Tagged messages and notifications of a connection. A small message is sent at once (eager). A
 // large one, or one that finds no room, uses a rendezvous: the sender sends an RTS, the receiver
 // answers with a CTS once the receive is posted, and all lanes write the message into the receive's
-// buffer like any other write. A FIN ends it. Home loop only, except notifications().
+// buffer like any other write. A FIN ends it. While the peer leaves too many answers
+// unacknowledged, further ones wait without their text. Home loop only, except notifications().
 class MessageQueue final : public MessageSink {
  public:
   // All must outlive the queue.
@@ -79,9 +83,17 @@ class MessageQueue final : public MessageSink {
                       const Status& intact) override;
   bool MayNotify(std::uint64_t bytes) const override { return notifications_.HasRoom(bytes); }
   void OnNotification(std::vector<std::byte> bytes) override;
+  void OnAcknowledged() override;
   void BecomesRts(const OperationRef& operation) override;
 
  private:
+  // An answer to an RTS that has to wait.
+  struct LateAnswer {
+    std::uint64_t peer_operation = 0;
+    bool cts = false;
+    std::uint8_t code = 0;  // of a refusal, as in its frame
+  };
+
   Status OnRts(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnCts(const wire::MessageHeader& header, wire::MetaReader* reader);
   Status OnFin(const wire::MessageHeader& header, wire::MetaReader* reader);
@@ -90,7 +102,9 @@ class MessageQueue final : public MessageSink {
   void WriteRequested(const OperationRef& operation, const wire::CtsBody& asked);
   void SendOutcome(wire::Type type, std::uint64_t operation_id, const Status& status);
   void SendDeclined(std::uint64_t operation_id, const Status& status);
-  void SendCts(const OperationRef& receive, const ArrivedMessage& message);
+  void BeginLanding(const OperationRef& receive, const ArrivedMessage& message);
+  void SendCts(std::uint64_t peer_operation, const OperationState& receive);
+  bool MustWait(const LateAnswer& answer);
 
   void TakeMessage(const OperationRef& receive, ArrivedMessage message);
   void TakeOrKeep(ArrivedMessage message);
@@ -98,8 +112,9 @@ class MessageQueue final : public MessageSink {
   void LandEarly(const OperationRef& receive);
   void LandPart(const OperationRef& receive, StageSlot slot);
   void OnPartLanded(const OperationRef& receive, std::uint64_t bytes);
+  void DropEarly(OperationState* receive);
   bool DeclineForWantOfRoom(std::uint64_t peer_operation);
-  // Call after each change of the matcher.
+  // Call after each change of the matcher or early_bytes_.
   void CountKept();
 
   const LaneContext* const context_;
@@ -107,7 +122,9 @@ class MessageQueue final : public MessageSink {
   MessageHost* const host_;
   NotificationQueue notifications_;
   Matcher matcher_;
-  std::uint64_t kept_bytes_ = 0;  // bytes kept by the matcher, as charged to the peer
+  std::uint64_t early_bytes_ = 0;  // of messages that LandEarly copies
+  std::uint64_t kept_bytes_ = 0;   // bytes of the matcher and those, as charged to the peer
+  std::deque<LateAnswer> late_answers_;
   // Receives in progress, by the sender's operation id.
   std::unordered_map<std::uint64_t, OperationRef, SeededHash> landing_;
 };

@@ -34,6 +34,7 @@ class FakeHost final : public MessageHost {
     sent.push_back({type, operation_id, {body.begin(), body.end()}, payload.size()});
   }
   bool MaySendRts() const override { return may_send_rts; }
+  bool MayAnswer() const override { return may_answer; }
   void DropMessage(const OperationState& receive) override { dropped = receive.id; }
   void Revoke(const std::shared_ptr<RegionState>& /*region*/, EventLoop::Task then) override {
     revoked.push_back(std::move(then));
@@ -58,6 +59,7 @@ class FakeHost final : public MessageHost {
   std::uint64_t dropped = 0;
   std::string failed;
   bool may_send_rts = true;
+  bool may_answer = true;
 };
 
 class MessageQueueTest : public ::testing::Test {
@@ -187,7 +189,7 @@ TEST_F(MessageQueueTest, ADeclineThatOvertakesTheRefusalOfAnEagerMessageIsKept) 
 TEST_F(MessageQueueTest, AWholeMessageIsKeptForItsReceive) {
   EXPECT_TRUE(queue_->MayKeep(60));
   queue_->OnWholeMessage(nullptr, Whole(3, 60), Ok());
-  EXPECT_EQ(memory_.held(), kKeptRecordBytes + 60);
+  EXPECT_EQ(memory_.held(), kKeptRecordBytes + kTableEntryBytes + 60);
   const auto other = Receive(4);
   EXPECT_FALSE(other->done);
   const auto received = Receive(3);
@@ -269,6 +271,42 @@ TEST_F(MessageQueueTest, MoreMessagesThanAreKeptAreDeclined) {
   EXPECT_EQ(host_.sent[0].type, Type::kDeclined);
   EXPECT_EQ(host_.sent[0].operation, 200u);
   EXPECT_EQ(LastCode(), Code::kUnavailable);
+}
+
+TEST_F(MessageQueueTest, AnswersWaitUntilThePeerHasAcknowledgedOthers) {
+  host_.may_answer = false;
+  (void)Receive(3);
+  EXPECT_TRUE(Hear(Type::kRts, 77, wire::TagBody{3, 4000}));
+  const auto late = Receive(3);
+  EXPECT_TRUE(Hear(Type::kRts, 78, wire::TagBody{3, 4000}));
+  queue_->AbortReceive(late, Error(Code::kTimedOut, "late"));
+  for (std::uint64_t i = 0; i <= 2 * config_.max_operations; ++i) {
+    EXPECT_TRUE(Hear(Type::kRts, 100 + i, wire::TagBody{4, 4000}));
+  }
+  queue_->OnAcknowledged();
+  EXPECT_TRUE(host_.sent.empty());
+  EXPECT_EQ(memory_.late_answers(), 3u);
+  host_.may_answer = true;
+  queue_->OnAcknowledged();
+  ASSERT_EQ(host_.sent.size(), 3u);
+  EXPECT_EQ(memory_.late_answers(), 0u);
+  EXPECT_EQ(host_.sent[0].type, Type::kCts);
+  EXPECT_EQ(host_.sent[0].operation, 77u);
+  EXPECT_EQ(host_.sent[1].type, Type::kDeclined) << "nothing receives it any more";
+  EXPECT_EQ(host_.sent[1].operation, 78u);
+  EXPECT_EQ(host_.sent[2].type, Type::kDeclined);
+  EXPECT_EQ(host_.sent[2].operation, 100 + 2 * config_.max_operations);
+  EXPECT_EQ(LastCode(), Code::kUnavailable);
+}
+
+TEST_F(MessageQueueTest, ACloseDropsAnswersThatWait) {
+  host_.may_answer = false;
+  (void)Receive(3);
+  EXPECT_TRUE(Hear(Type::kRts, 77, wire::TagBody{3, 4000}));
+  EXPECT_GT(memory_.held(), 0u);
+  queue_->Stop();
+  queue_->Close();
+  EXPECT_EQ(memory_.held(), 0u);
 }
 
 TEST_F(MessageQueueTest, APostedReceiveIsAbortedAtOnce) {

@@ -56,6 +56,7 @@ class OperationRunner final : public MessageHost {
   void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
             std::span<const std::byte> payload, OperationRef operation) override;
   bool MaySendRts() const override { return lanes_->front().MaySendRts(); }
+  bool MayAnswer() const override { return lanes_->front().MayAnswer(); }
   void DropMessage(const OperationState& receive) override {
     lanes_->front().DropMessage(&receive);
   }

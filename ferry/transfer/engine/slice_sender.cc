@@ -13,7 +13,7 @@ namespace {
 
 // Whether the frame answers one of the peer.
 bool IsAnswer(wire::Type type) {
-  return type == wire::Type::kDeclined || type == wire::Type::kShared ||
+  return type == wire::Type::kCts || type == wire::Type::kDeclined || type == wire::Type::kShared ||
          type == wire::Type::kUnshared;
 }
 
@@ -213,7 +213,7 @@ void SliceSender::SendSequenced(wire::Type type, std::uint64_t operation_id,
   }
   frame->sequenced = true;
   frames_->pool().Keep(frame);
-  if (IsAnswer(type)) frames_->pool().HoldKept(frame, kPlainBytes + frame->meta.size());
+  if (IsAnswer(type)) frames_->pool().HoldKept(frame, kKeptFrameBytes + frame->meta.capacity());
   SentFrame record;
   record.operation = std::move(operation);
   record.bytes = payload.size();
@@ -255,6 +255,7 @@ Status SliceSender::OnAck(std::uint32_t ack) {
 
 // A payload whose pages the kernel still holds cannot have been read by the peer.
 Status SliceSender::SettleFrames() {
+  bool kept = false;
   while (const SentFrame* const settled = window_.settled()) {
     if (!frames_->HasDelivered(settled->spliced_to)) {
       return MalformedFrame(site_, "acknowledges a payload before TCP has");
@@ -267,13 +268,17 @@ Status SliceSender::SettleFrames() {
     }
     if (frame->reply) frames_->memory().ReleaseRecord();
     outbox_->ReleaseSlot(&frame->staged);
-    if (frame->frame != nullptr) frames_->pool().Recycle(frame->frame);
+    if (frame->frame != nullptr) {
+      frames_->pool().Recycle(frame->frame);
+      kept = true;
+    }
     if (frame->becomes_rts) {
       site_.messages->BecomesRts(frame->operation);
     } else if (frame->operation) {
       Resolve(frame->operation);
     }
   }
+  if (kept) site_.messages->OnAcknowledged();
   return Ok();
 }
 

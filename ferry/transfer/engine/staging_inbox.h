@@ -81,8 +81,12 @@ class StagingInbox {
 
   bool empty() const noexcept { return landings_.empty(); }
   std::size_t size() const noexcept { return landings_.size(); }
-  // Bytes of the list of blocks, and frees it, beyond a small size unless it is in use.
-  std::uint64_t scratch_bytes() const noexcept { return blocks_.capacity() * sizeof(Block); }
+  // Bytes of the lists of blocks and of frames.
+  std::uint64_t scratch_bytes() const noexcept {
+    return (blocks_.capacity() + copied_blocks_) * sizeof(Block) +
+           landings_.size() * sizeof(Landing);
+  }
+  // Frees the list of blocks beyond a small size, unless it is in use.
   void FreeScratch(std::size_t most);
 
  private:

@@ -458,22 +458,22 @@ Status GpuSharing::OnShare(const wire::ShareBody& body) {
     if (!fits || body.share == 0 || peers_.count(body.share) != 0) {
       return Error(Code::kCorrupt, "share");
     }
-    full = peers_.size() >= kMaxShares;
-    if (never.empty() && !full) {
-      // Reserved, so that a second share of the same number is refused while this one is being
-      // mapped.
-      peers_[body.share] = nullptr;
-      connection_->memory().Add(kShareBytes);
-    }
+    full = peers_.size() >= kMaxShares ||
+           (never.empty() && !connection_->memory().TryAdd(kShareBytes));
+    // Reserved, so that a second share of the same number is refused while this one is being
+    // mapped.
+    if (never.empty() && !full) peers_[body.share] = nullptr;
   }
   if (!never.empty()) {
     AnswerOnLoop(body.share, Error(Code::kUnsupported, never), true);
   } else if (full) {
-    AnswerOnLoop(body.share,
-                 Error(Code::kUnavailable,
-                       fmt::format("the peer already maps {} memory ranges, which is the limit",
-                                   kMaxShares)),
-                 false);
+    AnswerOnLoop(
+        body.share,
+        Error(Code::kUnavailable,
+              fmt::format("the peer maps no further memory range: at most {}, and what its "
+                          "FERRY_PEER_MEMORY has room for",
+                          kMaxShares)),
+        false);
   } else {
     MapOnLoop(body);
   }
@@ -545,7 +545,7 @@ void GpuSharing::MappedOnLoop(std::uint32_t share,
       it->second = *mapped;
     } else {
       peers_.erase(it);
-      connection_->memory().Remove(kShareBytes);
+      connection_->memory().RemoveTried(kShareBytes);
     }
   }
   AnswerOnLoop(share, mapped ? Ok() : Status(mapped.error()), false);
@@ -568,7 +568,7 @@ void GpuSharing::GoneOnLoop(std::uint32_t share) {
   {
     const std::lock_guard lock(peers_mutex_);
     if (peers_.erase(share) == 0) return;  // the connection has ended
-    connection_->memory().Remove(kShareBytes);
+    connection_->memory().RemoveTried(kShareBytes);
   }
   Send(wire::Type::kUnshared, wire::BytesOf(wire::SliceBody{share, 0}));
 }
@@ -579,7 +579,7 @@ void GpuSharing::EndOnLoop() {
   {
     const std::lock_guard lock(peers_mutex_);
     peers.swap(peers_);
-    connection_->memory().Remove(peers.size() * kShareBytes);
+    connection_->memory().RemoveTried(peers.size() * kShareBytes);
   }
   const std::lock_guard lock(own_mutex_);
   over_ = true;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <utility>
@@ -156,6 +157,43 @@ TEST(Encrypted, ACertificateThatTheListenerRefusesEndsTheCallWithItsReason) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kRefused) << refused.error().ToString();
   EXPECT_THAT(refused.error().message(), HasSubstr("unknown CA"));
+}
+
+// The second lane is cut in the middle of a write, whose rest only its replacement could carry.
+TEST(Encrypted, AWriteOverACutLaneEndsAtOnceIfTheNextOneIsRefusedForACertificate) {
+  for (const bool is_far : {true, false}) {
+    SCOPED_TRACE(is_far ? "the listener's has expired" : "the dialing side's has expired");
+    net::TestAuthority authority;
+    const Config near = authority.Use(SmallSlices(2, 2), "near");
+    const Config far = authority.Use(SmallSlices(2, 2), "far");
+    Endpoint server = Must(Endpoint::Create(far));
+    Endpoint client = Must(Endpoint::Create(near));
+    GuardedMemory there(kSecretBytes, 2);
+    GuardedMemory here(kSecretBytes, 1);
+    const Region local = Must(client.Register(here.span(), Rights::kNone));
+    const Region target = Must(server.Register(there.span(), Rights::kReadWrite));
+    auto proxy = Must(net::FaultProxy::Start({"127.0.0.1", server.port()}));
+    Connection connection = Must(client.Connect(proxy->address().ToString(), Soon()));
+    const RemoteRegion remote = Must(connection.Import(target.key()));
+    proxy->SetStalled(true);
+    Operation write = Must(connection.Write(local, 0, remote, 0, kSecretBytes));
+    const Deadline deadline = Soon();
+    while (connection.Counters().lanes[1].traffic.payload_bytes_sent == 0) {
+      ASSERT_FALSE(deadline.expired());
+      std::this_thread::yield();
+    }
+    const auto expired = authority.Issue("old", {}, -1);
+    std::filesystem::rename(expired.cert, is_far ? far.tls_cert : near.tls_cert);
+    std::filesystem::rename(expired.key, is_far ? far.tls_key : near.tls_key);
+    proxy->ResetOne(1);
+    proxy->SetStalled(false);
+    const Status ended = write.Wait(Deadline::After(std::chrono::seconds(5)));
+    ASSERT_TRUE(write.Poll());
+    ASSERT_FALSE(ended);
+    EXPECT_EQ(ended.error().code(), Code::kPeerLost);
+    EXPECT_THAT(ended.error().message(),
+                AllOf(HasSubstr("lane 1"), HasSubstr("has expired"), HasSubstr("FERRY_TLS_CERT")));
+  }
 }
 
 // Flips a bit anywhere in the bytes that a write and its answer send: either the byte was not

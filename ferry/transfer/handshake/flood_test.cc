@@ -1,12 +1,15 @@
 // Tests bounds on the memory that a peer which never reads can make an endpoint hold.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <string>
+#include <optional>
+#include <span>
 #include <thread>
-#include <utility>
+#include <vector>
 
 #include "ferry/core/units.h"
+#include "ferry/transfer/engine/lane_limits.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
@@ -15,10 +18,17 @@
 namespace ferry::transfer {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using wire::Type;
 
 constexpr std::uint64_t kMax = 256 << 20;
 constexpr int kTimeoutMs = 500;
+
+// What a peer can make an endpoint hold at most, where `peer_memory` is set.
+constexpr std::uint64_t MostFor(std::uint64_t peer_memory) {
+  return peer_memory + peer_memory / 10;
+}
 
 Config SmallBuffers() {
   Config config = SmallSlices(2, 2);
@@ -44,12 +54,15 @@ class FloodTest : public ::testing::Test {
   void ExpectStopped(const std::vector<std::byte>& frame) {
     EXPECT_LT(peer_.lane().Flood(frame, kMax, kTimeoutMs), kMax);
     EXPECT_FALSE(theirs_.lost());
-    ExpectHeld(33 << 20);  // peer_memory, plus what each lane may hold
+    ExpectHeld(MostFor(Config().peer_memory), /*buffers=*/0);
   }
-  void ExpectHeld(std::uint64_t most) {
+  // `buffers`: of the lanes of one connection, which count for that only.
+  void ExpectHeld(std::uint64_t most, std::uint64_t buffers = 2 * kLaneReserve) {
     const EndpointCounters counters = link_.far.endpoint->Counters();
     EXPECT_LE(counters.held_bytes, most);
-    for (const auto& connection : counters.connections) EXPECT_LE(connection.held_bytes, most);
+    for (const auto& connection : counters.connections) {
+      EXPECT_LE(connection.held_bytes, most + buffers);
+    }
   }
 
   GuardedMemory memory_{10'000};
@@ -89,8 +102,8 @@ TEST_F(FloodTest, OfMessagesThatNobodyReceivesIsStopped) {
                                      .payload = BytesOf("x")}));
 }
 
-// Each is declined, and that answer is kept until the peer acknowledges it, which this one never
-// does.
+// Each is declined, and that answer is kept, or waits, until the peer acknowledges it or others,
+// which this one never does.
 TEST_F(FloodTest, OfRtsFramesThatNobodyReceivesEndsTheConnection) {
   const auto rts = peer_.lane().Encode(
       {.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{.tag = 1, .bytes = 1})});
@@ -152,53 +165,116 @@ TEST_F(FloodTest, NoReadIsAskedForBeforeTheRefusalsThatWaitHaveBeenSent) {
   EXPECT_TRUE(EndsWith(Code::kPeerLost, read));
 }
 
-// RTS frames that are declined; each answer is kept until the peer acknowledges it.
-class DeclinedRtsFramesTest : public ::testing::Test {
+// A peer with one lane at an endpoint that has little memory for it.
+class LittleMemoryTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kPeerMemory = kMiB;
 
   static Config LittleMemory() {
     Config config = SmallBuffers();
+    config.max_operations = Config().max_operations;
     config.peer_memory = kPeerMemory;
-    config.unexpected_bytes = config.notification_bytes = 64 * kKiB;
+    config.unexpected_bytes = config.notification_bytes = 256 * kKiB;
     return config;
   }
-  // Returns false if the connection was closed because of them, or before they were answered.
-  bool SendRts(int count) {
-    for (int i = 0; i < count; ++i) {
-      if (!peer_.lane().Say(
-              {.type = Type::kRts, .operation = 1, .body = Pod(wire::TagBody{1, 1})})) {
-        return false;
-      }
-    }
-    return peer_.lane().UntilPong().has_value();
+  static Saying Rts(std::uint64_t operation) {
+    return {.type = Type::kRts, .operation = operation, .body = Pod(wire::TagBody{operation, 1})};
   }
-  std::uint64_t held() { return endpoint_.Counters().held_bytes; }
+  // Frames of this type that arrive until everything said before is processed; nullopt: the
+  // connection was closed.
+  std::optional<std::size_t> Count(Type type) {
+    const auto said = peer_.lane().UntilPong();
+    if (!said) return std::nullopt;
+    const auto is_it = [&](const RawFrame& frame) { return frame.header.type == type; };
+    return static_cast<std::size_t>(std::count_if(said->begin(), said->end(), is_it));
+  }
+  std::optional<std::size_t> SendRts(std::size_t count, Type answers) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!peer_.lane().Say(Rts(++last_operation_))) return std::nullopt;
+    }
+    return Count(answers);
+  }
+  // Acknowledges all answers, also those that are sent only then, and returns their number.
+  std::size_t AwaitAnswers(Type type) {
+    std::size_t all = 0;
+    for (std::size_t more = 1; more > 0; all += more) {
+      more = peer_.lane().AckAll() ? Count(type).value_or(0) : 0;
+    }
+    return all;
+  }
+  // With the receive buffer of the lane; 0 once the connection has ended.
+  std::uint64_t held() {
+    const EndpointCounters counters = endpoint_.Counters();
+    return counters.connections.empty() ? 0 : counters.connections.front().held_bytes;
+  }
 
   Endpoint endpoint_ = Must(Endpoint::Create(LittleMemory()));
   RawPeer peer_{endpoint_.port()};
   Connection theirs_ = Must(endpoint_.Accept(Soon()));
+  std::uint64_t last_operation_ = 0;
 };
 
-TEST_F(DeclinedRtsFramesTest, DoNotEndTheConnectionWhenTheMemoryIsFull) {
-  while (held() < kPeerMemory + kPeerMemory / 2) ASSERT_TRUE(SendRts(100));
-  ASSERT_TRUE(peer_.lane().AckAll());
-  ASSERT_TRUE(SendRts(1));
+TEST_F(LittleMemoryTest, RefusalsOfRtsFramesWaitUntilThePeerAcknowledgesAndNoneIsLost) {
+  constexpr std::size_t kRounds = 10;
+  constexpr std::size_t kRts = 500;
+  std::size_t declined = 0;
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    const auto more = SendRts(kRts, Type::kDeclined);
+    ASSERT_TRUE(more);
+    declined += *more;
+    ASSERT_LE(held(), MostFor(kPeerMemory));
+  }
+  EXPECT_GT(declined, 0u);
+  EXPECT_LT(declined, 200u);
+  const std::size_t late = AwaitAnswers(Type::kDeclined);
+  // The others are kept.
+  EXPECT_GT(declined + late, kRounds * kRts - kPeerMemory / 400);
   EXPECT_FALSE(theirs_.lost());
-  EXPECT_LT(held(), kPeerMemory / 4);
+  EXPECT_LE(held(), kPeerMemory);
 }
 
-TEST_F(DeclinedRtsFramesTest, EndTheConnectionAtTwiceTheLimitWhenThePeerAcknowledgesNothing) {
-  std::uint64_t most = 0;
-  while (SendRts(100)) {
-    most = std::max(most, held());
-    ASSERT_LT(most, 2 * kPeerMemory + 128 * kKiB);
+TEST_F(LittleMemoryTest, EveryReceiveOfManyIsAskedForWhenThePeerHasAcknowledgedOthers) {
+  constexpr std::size_t kReceives = 1000;
+  std::vector<std::byte> memory(kReceives);
+  for (std::size_t i = 0; i < kReceives; ++i) {
+    ASSERT_TRUE(theirs_.Recv(i + 1, kWholeTag, std::span(memory).subspan(i, 1)));
   }
-  EXPECT_GT(most, 2 * kPeerMemory - 128 * kKiB);
+  const auto asked = SendRts(kReceives, Type::kCts);
+  ASSERT_TRUE(asked);
+  EXPECT_LT(*asked, 200u);
+  EXPECT_LE(held(), MostFor(kPeerMemory));
+  EXPECT_EQ(*asked + AwaitAnswers(Type::kCts), kReceives);
+}
+
+TEST_F(LittleMemoryTest, APeerThatAcknowledgesNothingIsLostATenthAboveTheLimit) {
+  std::uint64_t most = 0;
+  while (SendRts(500, Type::kDeclined)) {
+    most = std::max(most, held());
+    ASSERT_LE(most, MostFor(kPeerMemory));
+  }
+  EXPECT_GT(most, kPeerMemory);
   const auto end = theirs_.TakeNotification(Soon());
   ASSERT_FALSE(end);
   EXPECT_EQ(end.error().code(), Code::kCorrupt);
-  EXPECT_NE(end.error().message().find("no acknowledgements"), std::string::npos);
+  EXPECT_THAT(end.error().message(),
+              AllOf(HasSubstr("127.0.0.1"), HasSubstr("are held, where 1 MiB"),
+                    HasSubstr("FERRY_PEER_MEMORY")));
+}
+
+TEST_F(LittleMemoryTest, OfEveryKindTogetherIsBounded) {
+  const std::vector<std::byte> text(4096);
+  std::uint64_t most = 0;
+  for (int round = 0; round < 200; ++round) {
+    (void)peer_.lane().Say({.type = Type::kSend,
+                            .operation = ++last_operation_,
+                            .body = Pod(wire::TagBody{last_operation_, text.size()}),
+                            .payload = text});
+    (void)peer_.lane().Say({.type = Type::kNotify, .operation = 1, .payload = text});
+    if (!SendRts(20, Type::kDeclined)) break;
+    most = std::max(most, held());
+    ASSERT_LE(most, MostFor(kPeerMemory));
+  }
+  EXPECT_GT(most, kPeerMemory / 2);
 }
 
 }  // namespace

@@ -40,15 +40,63 @@ TEST_F(HeldMemoryTest, MandatoryMemoryIsCountedAndNeverRefused) {
   EXPECT_FALSE(one_.HasRoom(HeldMemory::kGuaranteed + 1));
 }
 
-TEST_F(HeldMemoryTest, IsOverfullAtTwiceTheLimitsOnly) {
-  one_.Add(2 * kMiB - 1);
+TEST_F(HeldMemoryTest, IsInExcessOfItsOwnLimitByATenth) {
+  constexpr std::uint64_t kMax = kMiB + kMiB / 10;
+  one_.Add(kMax);
   EXPECT_TRUE(one_.full());
-  EXPECT_FALSE(one_.overfull());
+  EXPECT_FALSE(one_.FindExcess(kMax));
   one_.Add(1);
-  EXPECT_TRUE(one_.overfull());
-  EXPECT_FALSE(other_.overfull());
-  one_.Add(2 * kMiB);
-  EXPECT_TRUE(other_.overfull());
+  const auto excess = one_.FindExcess(0);
+  ASSERT_TRUE(excess);
+  EXPECT_EQ(excess->held, kMax + 1);
+  EXPECT_EQ(excess->limit, kMiB);
+  EXPECT_STREQ(excess->setting, "FERRY_PEER_MEMORY");
+  EXPECT_FALSE(other_.FindExcess(kMax));
+}
+
+TEST_F(HeldMemoryTest, AnswersForThePoolOnlyIfItsPeerLeavesManyAnswersUnacknowledged) {
+  constexpr std::uint64_t kMax = 2 * kMiB + 2 * HeldMemory::kGuaranteed;
+  other_.Add(kMax + kMax / 10);
+  EXPECT_FALSE(one_.FindExcess(kMax));
+  other_.Add(1);
+  EXPECT_FALSE(one_.FindExcess(HeldMemory::kGuaranteed));
+  const auto excess = one_.FindExcess(HeldMemory::kGuaranteed + 1);
+  ASSERT_TRUE(excess);
+  EXPECT_EQ(excess->limit, kMax);
+}
+
+TEST_F(HeldMemoryTest, OptionalMemoryLeavesRoomForTheReserve) {
+  HeldMemory third;
+  third.SetPool(pool_, 600 * kKiB);
+  EXPECT_FALSE(third.TryAdd(500 * kKiB));
+  EXPECT_TRUE(third.TryAdd(400 * kKiB));
+  third.Add(600 * kKiB);
+  EXPECT_TRUE(third.HasRoom(24 * kKiB));
+  EXPECT_FALSE(third.HasRoom(25 * kKiB));
+  EXPECT_LE(third.held(), third.limit());
+}
+
+TEST_F(HeldMemoryTest, TheLimitIsNeverLessThanTheReserveAndTheGuarantee) {
+  HeldMemory third;
+  third.SetPool(pool_, 4 * kMiB);
+  EXPECT_EQ(third.limit(), 4 * kMiB + HeldMemory::kGuaranteed);
+  third.Add(4 * kMiB);
+  EXPECT_TRUE(third.HasRoom(HeldMemory::kGuaranteed));
+  EXPECT_FALSE(third.FindExcess(0));
+}
+
+TEST_F(HeldMemoryTest, BuffersCountForTheirConnectionOnlyAndLateAnswersForBoth) {
+  one_.AddBuffers(100);
+  EXPECT_EQ(one_.held(), 100u);
+  EXPECT_EQ(pool_->held(), 0u);
+  one_.AddLateAnswer();
+  EXPECT_EQ(one_.late_answers(), 1u);
+  EXPECT_EQ(one_.held(), 100 + HeldMemory::kLateAnswerBytes);
+  EXPECT_EQ(pool_->held(), HeldMemory::kLateAnswerBytes);
+  one_.RemoveLateAnswers(1);
+  one_.RemoveBuffers(100);
+  EXPECT_EQ(one_.held(), 0u);
+  EXPECT_EQ(pool_->held(), 0u);
 }
 
 TEST_F(HeldMemoryTest, EachConnectionKeepsItsGuaranteeWhenOthersHaveUsedUpTheRest) {

@@ -104,6 +104,7 @@ void LaneHealth::OnLinkChange(const net::LinkChange& change) {
     if (change.up) {
       paths_[i].bad_until = {};
       paths_[i].failures = 0;
+      paths_[i].unauthenticated = false;
     } else {
       MarkBad(i, kAfterLoss);
     }
@@ -141,6 +142,14 @@ std::optional<std::size_t> LaneHealth::ChoosePath(const LaneState& lane_state,
     if (!chosen || (InGoodUse(i) && !InGoodUse(*chosen))) chosen = i;
   }
   return chosen;
+}
+
+// Authentication has failed at the address that the user dialed, and no other path is any better.
+// Waiting does not help: other failures are those of a network, which may recover.
+bool LaneHealth::NobodyAuthenticates() const {
+  return paths_.front().unauthenticated &&
+         std::all_of(paths_.begin(), paths_.end(),
+                     [](const PathState& state) { return state.failures > 0; });
 }
 
 // Starts an attempt if the lane should move; at most one per lane at a time.
@@ -186,28 +195,33 @@ void LaneHealth::NoteFailure(std::uint32_t lane, const PathState& state, const E
 void LaneHealth::OnAttemptOver(std::uint32_t lane, const std::optional<Error>& error, bool frozen) {
   if (stopped_) return;
   LaneState& lane_state = lanes_[lane];
-  const bool refused = std::exchange(lane_state.attempt, nullptr)->refused();
+  const auto attempt = std::exchange(lane_state.attempt, nullptr);
   PathState& state = paths_[lane_state.trying];
   if (!error) {
     lane_state.path = lane_state.trying;
     lane_state.down = lane_state.suspect = false;
     state.failures = 0;
+    state.unauthenticated = false;
     return Step(lane);
   }
   NoteFailure(lane, state, *error);
   const bool none_up =
       std::all_of(lanes_.begin(), lanes_.end(), [](const LaneState& each) { return each.down; });
-  // The host is reachable and knows no such connection. A refusal carries no proof, even if there
-  // is a secret: so it is trusted only from the address that the user dialed, and only while no
-  // lane is up. At another address there may be a different host, and the attempt failed just as if
-  // it had not answered.
+  // The host is reachable and knows no such connection, or one of us does not accept the other. A
+  // refusal carries no proof, even if there is a secret: so it is trusted only from the address
+  // that the user dialed, and only while no lane is up. At another address there may be a different
+  // host, and the attempt failed just as if it had not answered.
+  const bool refused = attempt->refused() || attempt->unauthenticated();
   if (refused && none_up && lane_state.trying == 0) {
     return host_->Fail(Error(Code::kPeerLost, error->message()));
   }
   const Clock::duration pause = kAfterFailure * (1U << std::min(state.failures, 10U));
   ++state.failures;
+  state.unauthenticated = attempt->unauthenticated();
   MarkBad(lane_state.trying, std::min<Clock::duration>(pause, kAfterManyFailures));
   if (frozen) lane_state.down = true;
+  // If nothing waits, attempts continue: certificates may be renewed.
+  if (lane_state.down && NobodyAuthenticates()) host_->FailIfWaitedFor(lane, *error);
   Step(lane);
 }
 

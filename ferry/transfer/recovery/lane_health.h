@@ -55,7 +55,8 @@ class LaneHealth {
   struct PathState {
     NetworkPath path;
     Clock::time_point bad_until{};
-    unsigned failures = 0;  // consecutive
+    unsigned failures = 0;         // consecutive
+    bool unauthenticated = false;  // the last of them (Rejoin::unauthenticated)
   };
   struct LaneState {
     std::size_t own = 0;   // index of the path that it should use
@@ -70,6 +71,7 @@ class LaneHealth {
   void Step(std::uint32_t lane);
   std::optional<std::size_t> ChoosePath(const LaneState& lane_state, Clock::time_point now) const;
   bool InGoodUse(std::size_t path) const;
+  bool NobodyAuthenticates() const;
   void MarkBad(std::size_t path, Clock::duration how_long);
   void RetryLater();
   void NoteFailure(std::uint32_t lane, const PathState& state, const Error& error) const;

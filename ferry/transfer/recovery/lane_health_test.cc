@@ -33,10 +33,10 @@ class IdleProvider final : public net::Provider {
     attempts.push_back(std::move(connected));
   }
   // Ends the latest attempt.
-  void Fail() {
+  void Fail(Code code = Code::kPeerLost) {
     Connected connected = std::move(attempts.back());
     attempts.pop_back();
-    connected(Error(Code::kPeerLost, "unreachable"));
+    connected(Error(code, "unreachable"));
   }
 
   std::vector<std::string> dialed;
@@ -67,17 +67,21 @@ class LaneHealthTest : public ::testing::Test, private RecoveryHost {
   std::shared_ptr<void> KeepAlive() override { return nullptr; }
   void Note(const std::string& event) override { events_.push_back(event); }
   void Fail(const Error& error) override { failed_ = error.message(); }
+  void FailIfWaitedFor(std::uint32_t lane, const Error& /*reason*/) override {
+    given_up_.push_back(lane);
+  }
   void Freeze(std::uint32_t /*lane*/, std::uint32_t /*attempt*/, Frozen /*then*/) override {}
   void Revive(std::uint32_t /*lane*/, std::uint32_t /*attempt*/,
               std::unique_ptr<net::Lane> /*replacement*/, const LaneProgress& /*peer*/) override {}
 
-  const Config config_{};
+  Config config_;
   const std::optional<Secret> secret_{};
   const std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
   IdleProvider provider_;
   std::optional<LaneHealth> health_;
   std::vector<std::string> events_;
   std::string failed_;
+  std::vector<std::uint32_t> given_up_;
 };
 
 TEST_F(LaneHealthTest, LanesMoveToTheirOwnPathsAtTheStart) {
@@ -107,6 +111,35 @@ TEST_F(LaneHealthTest, TheOnlyPathIsTriedAgain) {
   EXPECT_TRUE(
       loop_->DriveUntil([&] { return provider_.dialed.size() == 2; }, Soon(), microseconds(0)));
   EXPECT_EQ(failed_, "");
+}
+
+TEST_F(LaneHealthTest, AFailedAuthenticationWhileNoLaneIsUpEndsTheConnection) {
+  config_.tls = TlsMode::kCert;
+  Begin(1);
+  health_->OnLaneLost(0, net::LaneLoss::kUnreachable);
+  provider_.Fail(Code::kRefused);
+  EXPECT_EQ(failed_, "unreachable");
+}
+
+TEST_F(LaneHealthTest, ALaneIsGivenUpWhenAuthenticationFailsAndNoPathIsBetter) {
+  config_.tls = TlsMode::kCert;
+  Begin(2);
+  health_->OnLaneLost(0, net::LaneLoss::kReset);
+  provider_.Fail(Code::kRefused);
+  EXPECT_THAT(given_up_, IsEmpty());
+  EXPECT_THAT(provider_.dialed, ElementsAre("10.0.0.0", "10.0.0.1"));
+  provider_.Fail();
+  EXPECT_THAT(given_up_, ElementsAre(0U));
+  EXPECT_EQ(failed_, "");
+}
+
+TEST_F(LaneHealthTest, ALaneIsNotGivenUpForWhatAnotherAddressSays) {
+  config_.tls = TlsMode::kCert;
+  Begin(2);
+  health_->OnLaneLost(0, net::LaneLoss::kReset);
+  provider_.Fail();
+  provider_.Fail(Code::kRefused);
+  EXPECT_THAT(given_up_, IsEmpty());
 }
 
 TEST_F(LaneHealthTest, ASuspectLaneTriesAnotherPathOnce) {

@@ -44,6 +44,9 @@ class RecoveryHost {
   // Remembers an event.
   virtual void Note(const std::string& event) = 0;
   virtual void Fail(const Error& error) = 0;
+  // Fails the connection if operations wait for this lane, which is down and cannot be replaced for
+  // this reason.
+  virtual void FailIfWaitedFor(std::uint32_t lane, const Error& reason) = 0;
   // Stops using the lane. `then` runs later, with nullopt if a later attempt to replace the lane
   // has started, or if the connection has ended.
   virtual void Freeze(std::uint32_t lane, std::uint32_t attempt, Frozen then) = 0;

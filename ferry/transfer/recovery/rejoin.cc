@@ -67,7 +67,12 @@ void Rejoin::MoveTo(State to) {
 // address.
 void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
   if (state_ == State::kOver) return;
-  if (!lane) return End(lane.error());
+  if (!lane) {
+    // Without TLS nobody is authenticated before the lane is up.
+    unauthenticated_ =
+        context_.config->tls != TlsMode::kOff && lane.error().code() == Code::kRefused;
+    return End(lane.error());
+  }
   hello_exchange_ = std::make_unique<HelloExchange>(*std::move(lane), context_.home, deadline_);
   // Routes can change during a connection, so the lane is checked again.
   if (auto may = context_.may_use(hello_exchange_->info(), hello_exchange_->peer_name()); !may) {
@@ -77,9 +82,15 @@ void Rejoin::OnConnected(Result<std::unique_ptr<net::Lane>> lane) {
       [self = shared_from_this()](const auto& header, auto* reader) {
         return self->OnHeard(header, reader);
       },
-      [self = shared_from_this()](const Error& error) { self->End(error); });
+      [self = shared_from_this()](const Error& error) { self->OnGone(error); });
   hello_exchange_->SetOnSaid([self = shared_from_this()] { self->FinishIfReady(); });
   MoveTo(State::kJoining);
+}
+
+// A peer may refuse our certificate after the lane is up (net::Provider::Connect).
+void Rejoin::OnGone(const Error& error) {
+  unauthenticated_ = !refused_ && error.code() == Code::kRefused;
+  End(error);
 }
 
 void Rejoin::SayRejoin() {

@@ -26,9 +26,11 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   ~Rejoin();
 
   void Start(const net::Address& to);
-  // The host that was reached replied that it knows no such connection. The reply is not
-  // authenticated.
+  // The host that was reached replied that it knows no such connection, or that it does not accept
+  // this side's proof of the secret. The reply is not authenticated.
   bool refused() const noexcept { return refused_; }
+  // One side did not accept the other's certificate or key, or this side not the host's proof.
+  bool unauthenticated() const noexcept { return unauthenticated_; }
   // Ends the attempt; the LaneHealth is not called after this.
   void Cancel();
 
@@ -45,6 +47,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
 
   void MoveTo(State to);
   void OnConnected(Result<std::unique_ptr<net::Lane>> lane);
+  void OnGone(const Error& error);
   void SayRejoin();
   Status OnHeard(const wire::MessageHeader& header, wire::MetaReader* reader);
   void Freeze();
@@ -65,6 +68,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
   std::unique_ptr<HelloExchange> hello_exchange_;
   State state_ = State::kConnecting;
   bool refused_ = false;
+  bool unauthenticated_ = false;
   LaneProgress peer_;
 };
 

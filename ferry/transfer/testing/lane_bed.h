@@ -67,6 +67,7 @@ class FakeOwner final : public LaneOwner, public MessageSink {
   void OnNotification(std::vector<std::byte> bytes) override {
     Note("notification of " + std::to_string(bytes.size()));
   }
+  void OnAcknowledged() override { ++acknowledged; }
   void BecomesRts(const OperationRef& operation) override { rts.push_back(operation); }
 
   void Note(std::string what) { events.push_back(std::move(what)); }
@@ -79,6 +80,7 @@ class FakeOwner final : public LaneOwner, public MessageSink {
   std::vector<OperationRef> rts;
   OperationRef receive;
   double share = 1;
+  int acknowledged = 0;
   bool may_keep = true;
 };
 
