@@ -294,8 +294,10 @@ class Provider {
   // kCorrupt (the peer does not speak TLS), or kUnavailable: the connection was reset before the
   // lane was up, for example by a listener that is full; try again. With certificates a peer may
   // reject this side's certificate only after `connected`: the lane then ends with kRefused.
-  virtual void Connect(const Address& address, const Config& config, EventLoop* loop,
-                       Deadline deadline, Connected connected) = 0;
+  // Returns a timer of `loop`: cancelling it ends the connect, and `connected` is destroyed without
+  // a call. Where that has no effect (0, or a timer that has run), `connected` still runs.
+  virtual EventLoop::TimerId Connect(const Address& address, const Config& config, EventLoop* loop,
+                                     Deadline deadline, Connected connected) = 0;
 
   // Any thread. Registers memory, of any kind that the network can reach, for OutFrame::registered
   // and Placement::registered of this provider's lanes. It must stay allocated until the result is

@@ -209,8 +209,9 @@ Result<std::unique_ptr<net::Listener>> ScriptedProvider::Listen(const net::Addre
   return std::unique_ptr<net::Listener>(std::make_unique<ScriptedListener>());
 }
 
-void ScriptedProvider::Connect(const net::Address& /*address*/, const Config& /*config*/,
-                               EventLoop* loop, Deadline /*deadline*/, Connected connected) {
+EventLoop::TimerId ScriptedProvider::Connect(const net::Address& /*address*/,
+                                             const Config& /*config*/, EventLoop* loop,
+                                             Deadline /*deadline*/, Connected connected) {
   auto lane = on_connect ? on_connect() : nullptr;
   loop->Post([connected = std::move(connected), lane = std::move(lane)]() mutable {
     if (lane) {
@@ -219,6 +220,7 @@ void ScriptedProvider::Connect(const net::Address& /*address*/, const Config& /*
       connected(Error(Code::kPeerLost, "the script refuses to be connected to"));
     }
   });
+  return 0;
 }
 
 std::shared_ptr<PeerEnd> ScriptedProvider::ConnectLane(bool local) {

@@ -99,8 +99,8 @@ class ScriptedProvider final : public net::Provider {
   net::Capabilities capabilities() const override { return {}; }
   Result<std::unique_ptr<net::Listener>> Listen(const net::Address& address, const Config& config,
                                                 EventLoop* loop, Accepted accepted) override;
-  void Connect(const net::Address& address, const Config& config, EventLoop* loop,
-               Deadline deadline, Connected connected) override;
+  EventLoop::TimerId Connect(const net::Address& address, const Config& config, EventLoop* loop,
+                             Deadline deadline, Connected connected) override;
 
   EventLoop& loop() const noexcept { return *loop_; }
   // On the loop: a pending peer connects.

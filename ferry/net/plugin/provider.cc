@@ -175,9 +175,11 @@ class PluginProvider final : public Provider {
     return std::unique_ptr<Listener>(std::move(listener));
   }
 
-  void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
-               Connected connected) override {
-    control_->Connect(
+  // Cancelling has no effect once the control lane is up: a plugin's comms are not abandoned
+  // halfway.
+  EventLoop::TimerId Connect(const Address& address, const Config& config, EventLoop* loop,
+                             Deadline deadline, Connected connected) override {
+    return control_->Connect(
         address, config, loop, deadline,
         [terms = terms_, device = devices_.Next(), loop, deadline,
          connected = std::move(connected)](Result<std::unique_ptr<Lane>> control) mutable {

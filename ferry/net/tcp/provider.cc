@@ -245,17 +245,25 @@ class Connecting final : private EventLoop::Handler {
         interfaces_(std::move(interfaces)),
         connected_(std::move(connected)) {}
 
+  ~Connecting() { Unwatch(); }
+
   // `tls`: null for none, or the reason why there is none.
-  static void Start(std::unique_ptr<Connecting> self, Result<SharedTls> tls, Deadline deadline) {
+  static EventLoop::TimerId Start(std::unique_ptr<Connecting> self, Result<SharedTls> tls,
+                                  Deadline deadline) {
     Connecting* const raw = self.get();
     EventLoop* const loop = self->loop_;
     // The timer owns the object from here on. Finish() cancels it, which destroys the object, and
     // so comes last in every function that calls it.
-    raw->timer_ =
+    const EventLoop::TimerId timer =
         loop->AddTimerOnLoop(deadline.when(), [self = std::move(self)] { self->Expire(); });
-    if (!tls) return raw->Finish(tls.error());
+    raw->timer_ = timer;
+    if (!tls) {
+      raw->Finish(tls.error());
+      return timer;
+    }
     raw->tls_ = *std::move(tls);
     if (auto begun = raw->Begin(); !begun) raw->Finish(begun.error());
+    return timer;
   }
 
  private:
@@ -366,9 +374,9 @@ class TcpProvider final : public Provider {
     return std::unique_ptr<Listener>(std::move(listener));
   }
 
-  void Connect(const Address& address, const Config& config, EventLoop* loop, Deadline deadline,
-               Connected connected) override {
-    Connecting::Start(
+  EventLoop::TimerId Connect(const Address& address, const Config& config, EventLoop* loop,
+                             Deadline deadline, Connected connected) override {
+    return Connecting::Start(
         std::make_unique<Connecting>(address, config, loop, interfaces_, std::move(connected)),
         tls_->Get(config), deadline);
   }

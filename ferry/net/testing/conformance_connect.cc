@@ -105,6 +105,21 @@ TEST_P(ProviderConformance, AConnectInFlightGoesWithItsLoop) {
   EXPECT_EQ(owned.use_count(), 1);
 }
 
+TEST_P(ProviderConformance, AConnectIsCancelledWithItsTimer) {
+  const Address silent = target_->SilentAddress();
+  const auto owned = std::make_shared<int>(1);  // counts the remaining callbacks
+  auto loop = EventLoop::Create();
+  ASSERT_TRUE(loop);
+  (*loop)->PostOrRun([&] {
+    const EventLoop::TimerId connect =
+        near_host_->provider().Connect(silent, config_, loop->get(), Deadline::Never(),
+                                       [owned](auto) { ADD_FAILURE() << "answered"; });
+    (*loop)->CancelTimerOnLoop(connect);
+  });
+  EXPECT_EQ(owned.use_count(), 1);
+  (*loop)->DriveOnce();
+}
+
 TEST_P(ProviderConformance, ALaneOutlivesItsListener) {
   ASSERT_NO_FATAL_FAILURE(ConnectAndAttach());
   far_host_->StopListening();

@@ -272,23 +272,23 @@ class FakeProvider final : public Provider {
         std::make_unique<FakeListener>(network_, std::move(listening), std::move(bound)));
   }
 
-  void Connect(const Address& address, const Config& /*config*/, EventLoop* loop, Deadline deadline,
-               Connected connected) override {
+  EventLoop::TimerId Connect(const Address& address, const Config& /*config*/, EventLoop* loop,
+                             Deadline deadline, Connected connected) override {
     FERRY_CHECK(loop->InLoop());
     if (IsFakeHost(address.host) && network_->AnswerAt(address.host) == FakeAnswer::kSilence) {
       auto error = Error(Code::kTimedOut,
                          fmt::format("connecting to {} got no answer in time", address.ToString()));
-      loop->AddTimerOnLoop(deadline.when(),
-                           [connected = std::move(connected), error = std::move(error)]() mutable {
-                             connected(std::move(error));
-                           });
-      return;
+      return loop->AddTimerOnLoop(
+          deadline.when(), [connected = std::move(connected), error = std::move(error)]() mutable {
+            connected(std::move(error));
+          });
     }
     Result<std::unique_ptr<Lane>> lane =
         IsFakeHost(address.host) ? network_->Connect(address) : BadAddress(address);
     loop->Post([connected = std::move(connected), lane = std::move(lane)]() mutable {
       connected(std::move(lane));
     });
+    return 0;
   }
 
   std::vector<LocalAddress> Addresses(const Config& config) const override {

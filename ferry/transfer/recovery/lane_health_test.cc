@@ -27,10 +27,12 @@ class IdleProvider final : public net::Provider {
                                                 Accepted /*accepted*/) override {
     return Error(Code::kUnavailable, "idle");
   }
-  void Connect(const net::Address& address, const Config& /*config*/, EventLoop* /*loop*/,
-               Deadline /*deadline*/, Connected connected) override {
+  EventLoop::TimerId Connect(const net::Address& address, const Config& /*config*/,
+                             EventLoop* /*loop*/, Deadline /*deadline*/,
+                             Connected connected) override {
     dialed.push_back(address.host);
     attempts.push_back(std::move(connected));
+    return 0;
   }
   // Ends the latest attempt.
   void Fail(Code code = Code::kPeerLost) {
