@@ -1,38 +1,14 @@
 // Runs the provider conformance suite on TCP, plain and TLS.
 #include <sys/socket.h>
 
-#include "ferry/core/check.h"
-#include "ferry/core/fd.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/socket_options.h"
+#include "ferry/net/testing/bad_address.h"
 #include "ferry/net/testing/certificates.h"
 #include "ferry/net/testing/conformance.h"
 
 namespace ferry::net::tcp {
 namespace {
-
-// A port with a full backlog: the kernel ignores further connections.
-class SilentPort {
- public:
-  explicit SilentPort(const std::string& host) {
-    RawAddress raw = *ToRaw({host, 0});
-    listening_ = *OpenSocket(raw.family(), {});
-    FERRY_CHECK(::bind(listening_.get(), raw.get(), raw.length) == 0, errno);
-    FERRY_CHECK(::listen(listening_.get(), 0) == 0, errno);
-    address_ = *LocalAddressOf(listening_.get());
-    raw = *ToRaw(address_);
-    for (UniqueFd& fd : waiting_) {
-      fd = *OpenSocket(raw.family(), {});
-      (void)::connect(fd.get(), raw.get(), raw.length);
-    }
-  }
-  const Address& address() const { return address_; }
-
- private:
-  UniqueFd listening_;
-  std::array<UniqueFd, 4> waiting_;
-  Address address_;
-};
 
 class TcpTarget : public ConformanceTarget {
  public:
@@ -46,13 +22,13 @@ class TcpTarget : public ConformanceTarget {
   std::unique_ptr<Provider> MakeProvider() override { return CreateProvider(); }
   Address ListenAddress() override { return {host_, 0}; }
   Address SilentAddress() override {
-    if (!silent_) silent_ = std::make_unique<SilentPort>(host_);
+    if (!silent_) silent_ = std::make_unique<BadAddress>(Bad::kDrops, Address{host_, 0});
     return silent_->address();
   }
 
  private:
   std::string host_;
-  std::unique_ptr<SilentPort> silent_;
+  std::unique_ptr<BadAddress> silent_;
 };
 
 // Makes system calls transfer less than requested.
