@@ -72,32 +72,24 @@ Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights,
 
 Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline deadline) {
   if (core_.forked()) return MadeBeforeFork("endpoint");
-  Error last(Code::kInvalidArgument,
-             "the endpoint address names no host; use one made on the machine to reach");
+  if (address.at.empty()) {
+    return Error(Code::kInvalidArgument,
+                 "the endpoint address names no host; use one made on the machine to reach");
+  }
   const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
-  std::string tried;
-  for (std::size_t left = address.at.size(); left > 0; --left) {
-    const net::Address& at = address.at[address.at.size() - left];
-    // Each address gets a share of the time: one that never answers must not use up the others'
-    // time.
-    const auto share = (limit.when() - Clock::now()) / static_cast<std::int64_t>(left);
-    auto dialer = std::make_shared<Dialer>(core_.get(), at, address.endpoint,
-                                           Deadline::After(share));  // shared with its tasks
-    core_->Follow(dialer);
-    EventLoop* const home = dialer->home();
-    home->PostOrRun([dialer] { dialer->StartOnLoop(); });
-    // The dialer enforces the deadline itself, and its error tells at which step it failed.
-    home->DriveUntil([&] { return dialer->done(); }, Deadline::Never(), core_->config().spin);
-    if (!dialer->done()) return Error(Code::kCancelled, "this endpoint was closed");
+  // Shared with its tasks.
+  auto dialer = std::make_shared<Dialer>(core_.get(), address.at, address.endpoint, limit);
+  core_->Follow(dialer);
+  EventLoop* const home = dialer->home();
+  home->PostOrRun([dialer] { dialer->StartOnLoop(); });
+  // The dialer enforces the deadline itself, and its error tells at which step it failed.
+  home->DriveUntil([&] { return dialer->done(); }, Deadline::Never(), core_->config().spin);
+  if (dialer->done()) {
     auto connected = dialer->result();
     if (connected) return Connection(*std::move(connected), core_.get());
-    last = connected.error();
-    if (core_->closing()) return Error(Code::kCancelled, "this endpoint was closed");
-    if (limit.expired()) break;
-    if (left > 1) tried += fmt::format("{}{}", tried.empty() ? "" : ", ", at.ToString());
+    if (!core_->closing()) return connected.error();
   }
-  if (tried.empty()) return last;
-  return Error(last.code(), fmt::format("{} (before that {} failed)", last.message(), tried));
+  return Error(Code::kCancelled, "this endpoint was closed");
 }
 
 Result<Connection> Endpoint::Connect(std::string_view host_and_port, Deadline deadline) {

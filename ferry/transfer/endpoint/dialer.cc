@@ -1,4 +1,4 @@
-// Dials a peer's lanes and completes the client handshake, with retries.
+// Dials a peer's lanes and completes the client handshake.
 #include "ferry/transfer/endpoint/dialer.h"
 
 #include <fmt/core.h>
@@ -13,31 +13,28 @@
 namespace ferry::transfer {
 namespace {
 
-// Pause between attempts: doubles each time, and half of it is random, so that peers that were
-// refused together do not return together.
-constexpr milliseconds kFirstPause{10};
-constexpr std::uint32_t kMaxDoublings = 6;
-
-Clock::duration PauseBefore(std::uint32_t attempt) {
-  const microseconds longest = kFirstPause * (1U << std::min(attempt, kMaxDoublings));
-  const auto half = static_cast<std::uint64_t>(longest.count()) / 2;
-  return microseconds(half + RandomU64() % half);
+std::vector<int> LanesToEach(const EndpointCore& endpoint,
+                             const std::vector<net::Address>& addresses) {
+  std::vector<int> lanes;
+  for (const net::Address& address : addresses) lanes.push_back(endpoint.LanesTo(address));
+  return lanes;
 }
 
 }  // namespace
 
-Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
-               Deadline deadline)
+Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, std::vector<net::Address> addresses,
+               Uuid expected, Deadline deadline)
     : endpoint_(std::move(endpoint)),
-      address_(std::move(address)),
+      addresses_(std::move(addresses)),
       expected_(expected),
       deadline_(deadline),
-      loops_(endpoint_->loops().Choose(static_cast<std::size_t>(endpoint_->LanesTo(address_)))) {}
+      lanes_to_(LanesToEach(*endpoint_, addresses_)),
+      all_loops_(endpoint_->loops().Choose(
+          static_cast<std::size_t>(*std::max_element(lanes_to_.begin(), lanes_to_.end())))) {}
 
-Dialer::~Dialer() { EndCall(); }
-
-void Dialer::EndCall() {
-  if (!call_.empty()) endpoint_->own_calls().End(std::exchange(call_, {}));
+void Dialer::GiveUp() {
+  lanes_.clear();
+  dial_.reset();
 }
 
 Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
@@ -45,140 +42,202 @@ Result<std::shared_ptr<ConnectionCore>> Dialer::result() {
   return connection_;
 }
 
-// Only the first lane dials now; the others follow when the server has told how many it accepts.
+// Only first lanes are dialed now; the others follow when the peer has told how many it accepts.
 void Dialer::StartOnLoop() {
-  // Each attempt begins anew, with new lanes and a new connection at the server. Callbacks of
-  // earlier attempts are told apart by LaneId::attempt.
-  joined_ = 0;
-  hello_exchanges_.resize(loops_.size());
-  client_handshakes_.assign(loops_.size(),
-                            ClientHandshake(endpoint_->policy().secret(), address_.ToString()));
-  ConnectLaneOnLoop(0);
+  dial_ = std::make_shared<net::Dial>(
+      &endpoint_->provider(), &endpoint_->config(), home(),
+      net::Candidates(addresses_, deadline_, Clock::now(), kAnswerTime),
+      [weak = weak_from_this()](std::size_t address, auto lane, Deadline deadline) {
+        if (const auto self = weak.lock()) self->OnUp(address, std::move(lane), deadline);
+      },
+      [weak = weak_from_this()](const Error& error) {
+        if (const auto self = weak.lock()) self->FailOnLoop(error);
+      });
+  dial_->Start();
 }
 
-void Dialer::ConnectLaneOnLoop(std::size_t index) {
-  endpoint_->provider().Connect(address_, endpoint_->config(), home(), deadline_,
-                                [self = shared_from_this(), id = LaneId{index, attempt_}](
-                                    auto lane) { self->OnConnected(id, std::move(lane)); });
+// ---- lanes --------------------------------------------------------------------------------------
+
+bool Dialer::Has(const HelloLane* lane) const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [&](const auto& each) { return each.get() == lane; });
+}
+
+Dialer::HelloLane* Dialer::Adopt(std::size_t address, std::size_t index,
+                                 std::unique_ptr<net::Lane> lane, Deadline deadline) {
+  const std::string name = addresses_[address].ToString();
+  const Status may = endpoint_->policy().CheckLane(lane->Info(), name);
+  if (!may) {
+    EndAttempt(address, may.error(), /*may_retry=*/false);
+    return nullptr;
+  }
+  lanes_.push_back(std::make_unique<HelloLane>(
+      HelloLane{address, index, std::make_unique<HelloExchange>(std::move(lane), home(), deadline),
+                ClientHandshake(endpoint_->policy().secret(), name)}));
+  HelloLane* const added = lanes_.back().get();
+  added->hello_exchange->StartOnLoop(
+      [self = shared_from_this(), added](const auto& header, auto* reader) {
+        return self->OnHeard(added, header, reader);
+      },
+      [self = shared_from_this(), added](const Error& error) { self->OnGone(added, error); });
+  added->hello_exchange->SetOnSaid([self = shared_from_this(), added] {
+    if (self->Has(added)) self->FinishIfReady();
+  });
+  return added;
+}
+
+void Dialer::OnUp(std::size_t address, std::unique_ptr<net::Lane> lane, Deadline deadline) {
+  HelloLane* const first = Adopt(address, 0, std::move(lane), deadline);
+  if (first != nullptr) SayHello(first);
 }
 
 // kUnavailable is temporary and retried; other errors are final.
-void Dialer::OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane) {
-  // Another attempt has begun, or the dial has ended.
-  if (IsOver(id)) return;
+void Dialer::OnJoinConnected(std::size_t index, std::uint32_t round,
+                             Result<std::unique_ptr<net::Lane>> lane) {
+  // The attempt, or the dial, has ended.
+  if (done() || round != round_) return;
+  const std::size_t address = lanes_.front()->address;
   if (!lane) {
-    const bool may_retry = lane.error().code() == Code::kUnavailable;
-    return may_retry ? RetryOnLoop(lane.error()) : FailOnLoop(lane.error());
+    return EndAttempt(address, lane.error(), lane.error().code() == Code::kUnavailable);
   }
-  const std::size_t index = id.index;
-  hello_exchanges_[index] = std::make_unique<HelloExchange>(*std::move(lane), home(), deadline_);
-  HelloExchange& hello_exchange = *hello_exchanges_[index];
-  if (auto may = endpoint_->policy().CheckLane(hello_exchange.info(), address_.ToString()); !may) {
-    return FailOnLoop(may.error());
-  }
-  hello_exchange.StartOnLoop(
-      [self = shared_from_this(), id](const auto& header, auto* reader) {
-        return self->OnHeard(id, header, reader);
-      },
-      [self = shared_from_this(), id](const Error& error) { self->OnGone(id, error); });
-  hello_exchange.SetOnSaid([self = shared_from_this(), id] {
-    if (!self->IsOver(id)) self->FinishIfReady();
-  });
-  if (index > 0) {
-    wire::JoinBody join;
-    join.lane = static_cast<std::uint16_t>(index);
-    join.connection = welcome_.connection;
-    std::memcpy(join.token, welcome_.token, sizeof join.token);
-    return client_handshakes_[index].SayFirstOnLoop(&hello_exchange, wire::Type::kJoin,
-                                                    wire::BytesOf(join));
-  }
-  SayHello();
+  HelloLane* const added = Adopt(address, index, *std::move(lane), deadline_);
+  if (added == nullptr) return;
+  wire::JoinBody join;
+  join.lane = static_cast<std::uint16_t>(index);
+  join.connection = welcome_.connection;
+  std::memcpy(join.token, welcome_.token, sizeof join.token);
+  added->client_handshake.SayFirstOnLoop(added->hello_exchange.get(), wire::Type::kJoin,
+                                         wire::BytesOf(join));
 }
 
 // Records the local name first, so that this endpoint recognizes a connection to itself.
-void Dialer::SayHello() {
-  call_ = hello_exchanges_.front()->local_name();
-  endpoint_->own_calls().Begin(call_);
+void Dialer::SayHello(HelloLane* lane) {
+  const HelloExchange& hello_exchange = *lane->hello_exchange;
+  lane->call = hello_exchange.local_name();
+  endpoint_->own_calls().Begin(lane->call);
+  lane->asked_lanes = static_cast<std::uint16_t>(lanes_to_[lane->address]);
   wire::HelloBody hello;
-  hello.lanes = static_cast<std::uint16_t>(loops_.size());
+  hello.lanes = lane->asked_lanes;
   if (endpoint_->policy().secret()) hello.flags |= wire::kHasSecret;
   if (endpoint_->config().checksum == OnOff::kOn) hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
-  if (hello_exchanges_.front()->is_local()) hello.process = net::ThisProcess();
+  if (hello_exchange.is_local()) hello.process = net::ThisProcess();
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
   std::memcpy(hello.expected, expected_.bytes.data(), sizeof hello.expected);
-  client_handshakes_.front().SayFirstOnLoop(hello_exchanges_.front().get(), wire::Type::kHello,
-                                            wire::BytesOf(hello));
+  lane->client_handshake.SayFirstOnLoop(lane->hello_exchange.get(), wire::Type::kHello,
+                                        wire::BytesOf(hello));
 }
 
-// The peer closed the lane, or its kernel reset it, without a refusal.
-void Dialer::OnGone(LaneId id, const Error& error) {
-  if (IsOver(id)) return;
-  return error.code() == Code::kPeerLost ? RetryOnLoop(error) : FailOnLoop(error);
+// Posted, because the lanes' callbacks keep this object alive and one may be running.
+template <class Predicate>
+void Dialer::Drop(Predicate which) {
+  const auto dropped = std::stable_partition(lanes_.begin(), lanes_.end(),
+                                             [&](const auto& lane) { return !which(*lane); });
+  for (auto it = dropped; it != lanes_.end(); ++it) {
+    if (!(*it)->call.empty()) endpoint_->own_calls().End((*it)->call);
+    home()->Post([lane = std::move(*it)] {});
+  }
+  lanes_.erase(dropped, lanes_.end());
 }
 
-Status Dialer::OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaReader* reader) {
-  // Another lane has failed in this turn of the loop; this lane will be closed, too.
-  if (IsOver(id)) return Error(Code::kCancelled, "another lane of the connection has failed");
-  const std::size_t index = id.index;
-  ClientHandshake& client_handshake = client_handshakes_[index];
+void Dialer::EndAttempt(std::size_t address, const Error& error, bool may_retry) {
+  ++round_;
+  joined_ = 0;
+  Drop([&](const HelloLane& lane) { return lane.address == address; });
+  dial_->Fail(address, error,
+              may_retry ? net::Candidates::Retry::kLater : net::Candidates::Retry::kNever);
+}
+
+// ---- answers ------------------------------------------------------------------------------------
+
+// Without a refusal, the peer closed the lane, or its kernel reset it.
+void Dialer::OnGone(const HelloLane* lane, const Error& error) {
+  if (done() || !Has(lane)) return;
+  EndAttempt(lane->address, error, error.code() == Code::kPeerLost);
+}
+
+Status Dialer::OnHeard(HelloLane* lane, const wire::MessageHeader& header,
+                       wire::MetaReader* reader) {
+  // The attempt has ended in this turn of the loop; this lane is about to be closed.
+  if (done() || !Has(lane)) return Error(Code::kCancelled, "the attempt to connect has ended");
+  const bool is_first = lane->index == 0;
   if (header.type == wire::Type::kRefuse) {
-    Error refusal = client_handshake.Refusal(reader);
+    Error refusal = lane->client_handshake.Refusal(reader);
     // The peer knew the connection when it answered the hello frame, and has dropped it since.
     // kPeerLost makes OnGone() try again from the beginning.
-    const bool given_up = index > 0 && refusal.code() == Code::kUnavailable;
+    const bool given_up = !is_first && refusal.code() == Code::kUnavailable;
     return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
   }
   if (header.type == wire::Type::kChallenge) {
-    return client_handshake.AnswerChallengeOnLoop(hello_exchanges_[index].get(), reader);
+    if (is_first) dial_->NoteAnswer(lane->address);
+    return lane->client_handshake.AnswerChallengeOnLoop(lane->hello_exchange.get(), reader);
   }
-  if (index == 0 && header.type == wire::Type::kWelcome) return OnWelcome(reader);
-  if (index > 0 && header.type == wire::Type::kJoined) {
-    FERRY_TRY(client_handshake.CheckPeer({}, reader->rest()));
+  if (is_first && header.type == wire::Type::kWelcome) return OnWelcome(lane, reader);
+  if (!is_first && header.type == wire::Type::kJoined) {
+    FERRY_TRY(lane->client_handshake.CheckPeer({}, reader->rest()));
     OnJoined();
     return Ok();
   }
   return Error(Code::kCorrupt,
                fmt::format("{} answered the hello frame with a {} frame; use the same release and "
                            "provider on both sides (FERRY_PROVIDER)",
-                           address_.ToString(), wire::TypeName(header.type)));
+                           addresses_[lane->address].ToString(), wire::TypeName(header.type)));
 }
 
 // The server's proof is checked before its addresses and its endpoint id are used.
-Status Dialer::OnWelcome(wire::MetaReader* reader) {
+Status Dialer::OnWelcome(HelloLane* lane, wire::MetaReader* reader) {
+  const std::string name = addresses_[lane->address].ToString();
   const std::span<const std::byte> all = reader->rest();
-  const bool whole = reader->Read(&welcome_) && welcome_.version == wire::kVersion &&
-                     welcome_.lanes > 0 && welcome_.lanes <= loops_.size() &&
-                     welcome_.window_bytes > 0 && reader->rest().size() >= welcome_.address_bytes;
+  wire::WelcomeBody welcome;
+  const bool whole = reader->Read(&welcome) && welcome.version == wire::kVersion &&
+                     welcome.lanes > 0 && welcome.lanes <= lane->asked_lanes &&
+                     welcome.window_bytes > 0 && reader->rest().size() >= welcome.address_bytes;
   if (!whole) {
-    return Error(Code::kCorrupt,
-                 fmt::format("{} sent a malformed welcome; use the same release on both sides",
-                             address_.ToString()));
+    return Error(
+        Code::kCorrupt,
+        fmt::format("{} sent a malformed welcome; use the same release on both sides", name));
   }
-  const std::size_t body_bytes = sizeof welcome_ + welcome_.address_bytes;
-  FERRY_TRY(client_handshakes_.front().CheckPeer(all.first(body_bytes), all.subspan(body_bytes)));
-  if (welcome_.address_bytes > 0) {
+  const std::size_t body_bytes = sizeof welcome + welcome.address_bytes;
+  FERRY_TRY(lane->client_handshake.CheckPeer(all.first(body_bytes), all.subspan(body_bytes)));
+  std::vector<net::Address> others;
+  if (welcome.address_bytes > 0) {
     FERRY_TRY_ASSIGN(EndpointAddress told,
-                     EndpointAddress::Parse(reader->rest().first(welcome_.address_bytes)));
-    others_ = std::move(told.at);
+                     EndpointAddress::Parse(reader->rest().first(welcome.address_bytes)));
+    others = std::move(told.at);
   }
   Uuid peer;
-  std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
+  std::memcpy(peer.bytes.data(), welcome.endpoint, sizeof welcome.endpoint);
   if (!expected_.none() && peer != expected_) {
     return Error(Code::kRefused,
                  fmt::format("{} is endpoint {} now, not {}; it was restarted or replaced: get its "
                              "new address and keys",
-                             address_.ToString(), peer.ToString(), expected_.ToString()));
+                             name, peer.ToString(), expected_.ToString()));
   }
+  welcome_ = welcome;
+  others_ = std::move(others);
+  JoinLanes(lane);
+  return Ok();
+}
+
+// ---- the peer is known --------------------------------------------------------------------------
+
+void Dialer::JoinLanes(const HelloLane* first) {
+  dial_->Choose(first->address);
+  Drop([&](const HelloLane& lane) { return &lane != first; });
+  loops_ = all_loops_;
   // With two lanes both carry bulk, so the second one must not share the first one's loop.
   if (FirstBulkLaneOf(loops_.size()) > FirstBulkLaneOf(welcome_.lanes)) {
     loops_.erase(loops_.begin() + 1);
   }
   loops_.resize(welcome_.lanes);
-  hello_exchanges_.resize(welcome_.lanes);
-  for (std::size_t i = 1; i < loops_.size(); ++i) ConnectLaneOnLoop(i);
-  OnJoined();
-  return Ok();
+  const std::uint32_t round = round_;
+  for (std::size_t i = 1; i < loops_.size() && round == round_; ++i) {
+    endpoint_->provider().Connect(addresses_[first->address], endpoint_->config(), home(),
+                                  deadline_, [self = shared_from_this(), i, round](auto lane) {
+                                    self->OnJoinConnected(i, round, std::move(lane));
+                                  });
+  }
+  if (round == round_) OnJoined();
 }
 
 void Dialer::OnJoined() {
@@ -188,71 +247,51 @@ void Dialer::OnJoined() {
 
 // An answer may arrive before the lane has reported that its request was sent.
 void Dialer::FinishIfReady() {
-  if (done() || joined_ < loops_.size()) return;
-  for (const auto& hello_exchange : hello_exchanges_) {
-    if (!hello_exchange || !hello_exchange->complete()) return;
+  if (done() || joined_ == 0 || joined_ < loops_.size()) return;
+  for (const auto& lane : lanes_) {
+    if (!lane->hello_exchange->complete()) return;
   }
   // Posted, to leave the callback of the lane that is about to move.
-  home()->Post([self = shared_from_this(), attempt = attempt_] {
+  home()->Post([self = shared_from_this(), round = round_] {
     // Skipped if a lane was lost meanwhile.
-    if (!self->done() && self->attempt_ == attempt) self->Finish();
+    if (!self->done() && self->round_ == round) self->Finish();
   });
 }
 
 // `done_` is stored last: the thread in Endpoint::Connect then reads the result without a lock.
 void Dialer::Finish() {
-  Uuid peer;
-  std::memcpy(peer.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
-  std::vector<std::unique_ptr<net::Lane>> lanes;
-  const Dialled dialled{address_, hello_exchanges_.front()->info().interface, others_};
-  for (auto& hello_exchange : hello_exchanges_) lanes.push_back(hello_exchange->ReleaseLane());
+  std::sort(lanes_.begin(), lanes_.end(),
+            [](const auto& a, const auto& b) { return a->index < b->index; });
+  const HelloLane& first = *lanes_.front();
+  const Dialled dialled{addresses_[first.address], first.hello_exchange->info().interface, others_};
   Peer agreed;
-  agreed.endpoint = peer;
-  agreed.name = address_.ToString();
+  std::memcpy(agreed.endpoint.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
+  agreed.name = dialled.at.ToString();
   // The server has chosen the smaller one already; it is not trusted to have done so.
   agreed.window_bytes = std::min(welcome_.window_bytes, endpoint_->config().window_bytes);
   agreed.checksums = (welcome_.flags & wire::kChecksums) != 0;
   agreed.process = welcome_.process;
   agreed.connection = welcome_.connection;
   std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
+  std::vector<std::unique_ptr<net::Lane>> lanes;
+  for (const auto& lane : lanes_) lanes.push_back(lane->hello_exchange->ReleaseLane());
   connection_ = endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops_, &dialled);
   if (connection_ == nullptr) {
     return FailOnLoop(Error(Code::kCancelled, "this endpoint was closed"));
   }
-  hello_exchanges_.clear();
+  Drop([](const HelloLane&) { return true; });
+  home()->Post([dial = std::move(dial_)] {});
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();
-}
-
-// Keeps the error for the final message, which reports the previous attempt, too.
-void Dialer::RetryOnLoop(const Error& error) {
-  const auto again = Clock::now() + PauseBefore(attempt_);
-  if (!deadline_.never() && again >= deadline_.when()) return FailOnLoop(error);
-  last_ = error.message();
-  ++attempt_;
-  DropLanesOnLoop();
-  EndCall();
-  // Weak: the timer belongs to a loop of the endpoint, which this object keeps alive.
-  home()->AddTimerOnLoop(again, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->StartOnLoop();
-  });
-}
-
-// Posted, because the lanes' callbacks keep this object alive and one may be running.
-void Dialer::DropLanesOnLoop() {
-  home()->Post([hello_exchanges =
-                    std::make_shared<decltype(hello_exchanges_)>(std::move(hello_exchanges_))] {});
-  hello_exchanges_.clear();
 }
 
 void Dialer::FailOnLoop(const Error& error) {
   if (done()) return;
-  error_ = attempt_ == 0 ? error
-                         : Error(error.code(), fmt::format("{} (attempt {}; the previous one: {})",
-                                                           error.message(), attempt_ + 1, last_));
+  error_ = error;
+  Drop([](const HelloLane&) { return true; });
+  home()->Post([dial = std::move(dial_)] {});
   done_.store(true, std::memory_order_release);
   home()->NotifyWaiters();
-  DropLanesOnLoop();
 }
 
 }  // namespace ferry::transfer

@@ -1,4 +1,4 @@
-// The dialing side of a connection: connects all lanes and runs the client handshake.
+// The dialing side of a connection: finds the peer, connects all lanes and runs the handshakes.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/core/random.h"
+#include "ferry/net/dial.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/handshake/client_handshake.h"
 #include "ferry/transfer/handshake/hello_exchange.h"
@@ -16,62 +17,82 @@ namespace ferry::transfer {
 class EndpointCore;
 class ConnectionCore;
 
-// Runs the client handshake for one address. If the peer closes or resets a lane before the
-// connection is complete, as a peer without room does, the attempt is repeated after a pause that
-// doubles each time, until the deadline. A refusal and a port without a listener are final.
+// Dials the first lane at the peer's addresses side by side (net::Dial). The first address that
+// sends a welcome, with its proof of the secret, is the peer: the lanes to the others are closed,
+// and the further lanes are dialed there. If the peer closes or resets a lane before the connection
+// is complete, as a peer without room does, that address is dialed again after a pause, until the
+// deadline. A refusal and a port without a listener are final for their address.
+//
+// At most one address is asked at a time, unless it takes long to answer: a peer with two addresses
+// would otherwise assemble two connections, and with one lane each it would accept both.
 //
 // Lives on the connection's home loop. Shared between that loop and the thread in
 // Endpoint::Connect, which waits for done().
 class Dialer final : public std::enable_shared_from_this<Dialer> {
  public:
-  Dialer(std::shared_ptr<EndpointCore> endpoint, net::Address address, Uuid expected,
-         Deadline deadline);
-  ~Dialer();
+  // While an address was asked less than this ago, no other is.
+  static constexpr milliseconds kAnswerTime{500};
 
-  EventLoop* home() const noexcept { return loops_.front(); }
+  // `addresses`: at least one.
+  Dialer(std::shared_ptr<EndpointCore> endpoint, std::vector<net::Address> addresses, Uuid expected,
+         Deadline deadline);
+
+  EventLoop* home() const noexcept { return all_loops_.front(); }
   void StartOnLoop();
   // Releases the lanes, whose callbacks keep this object alive. Call after its loop has stopped.
-  void GiveUp() { hello_exchanges_.clear(); }
+  void GiveUp();
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   // Valid once done() is true.
   Result<std::shared_ptr<ConnectionCore>> result();
 
  private:
-  // Identifies a lane of one attempt; callbacks of earlier attempts are ignored.
-  struct LaneId {
-    std::size_t index = 0;
-    std::uint32_t attempt = 0;
+  // A lane that is up, during its handshake.
+  struct HelloLane {
+    std::size_t address = 0;  // index of the address that it was dialed at
+    std::size_t index = 0;    // of the lane
+    std::unique_ptr<HelloExchange> hello_exchange;
+    ClientHandshake client_handshake;
+    std::uint16_t asked_lanes = 0;  // by its hello frame
+    std::string call = {};  // its local name, once recorded to detect a connection to ourselves
   };
 
-  bool IsOver(LaneId lane) const noexcept { return done() || lane.attempt != attempt_; }
-  void ConnectLaneOnLoop(std::size_t index);
-  void SayHello();
-  void OnConnected(LaneId id, Result<std::unique_ptr<net::Lane>> lane);
-  void OnGone(LaneId id, const Error& error);
-  Status OnHeard(LaneId id, const wire::MessageHeader& header, wire::MetaReader* reader);
-  // Ends the attempt, and schedules the next one if the deadline allows.
-  void RetryOnLoop(const Error& error);
-  void DropLanesOnLoop();
-  Status OnWelcome(wire::MetaReader* reader);
+  void OnUp(std::size_t address, std::unique_ptr<net::Lane> lane, Deadline deadline);
+  void OnJoinConnected(std::size_t index, std::uint32_t round,
+                       Result<std::unique_ptr<net::Lane>> lane);
+  // Adds the lane and starts its handshake. Returns null where the settings do not allow its use,
+  // which ends the attempt.
+  HelloLane* Adopt(std::size_t address, std::size_t index, std::unique_ptr<net::Lane> lane,
+                   Deadline deadline);
+  void SayHello(HelloLane* lane);
+  bool Has(const HelloLane* lane) const;
+  void OnGone(const HelloLane* lane, const Error& error);
+  Status OnHeard(HelloLane* lane, const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnWelcome(HelloLane* lane, wire::MetaReader* reader);
+  void JoinLanes(const HelloLane* first);
   void OnJoined();
   void FinishIfReady();
   void Finish();
+  // Ends the attempt at this address and closes its lanes; the dial goes on.
+  void EndAttempt(std::size_t address, const Error& error, bool may_retry);
+  // Closes the lanes for which this is true.
+  template <class Predicate>
+  void Drop(Predicate which);
   void FailOnLoop(const Error& error);
-  void EndCall();
 
   std::shared_ptr<EndpointCore> endpoint_;  // shared with the endpoint's handles
-  const net::Address address_;
+  const std::vector<net::Address> addresses_;
   const Uuid expected_;
   const Deadline deadline_;
-  std::vector<EventLoop*> loops_;
-  std::vector<std::unique_ptr<HelloExchange>> hello_exchanges_;
-  std::vector<ClientHandshake> client_handshakes_;
-  std::string call_;  // local name of the first lane, to detect a connection to ourselves
+  const std::vector<int> lanes_to_;          // by address
+  const std::vector<EventLoop*> all_loops_;  // for the most of these
+  std::shared_ptr<net::Dial> dial_;          // with its own callbacks
+  std::vector<std::unique_ptr<HelloLane>> lanes_;
+  // From the welcome on.
+  std::vector<EventLoop*> loops_;  // of the lanes that the peer has agreed on
   wire::WelcomeBody welcome_;
   std::vector<net::Address> others_;  // further addresses that the peer announces
   std::size_t joined_ = 0;
-  std::uint32_t attempt_ = 0;
-  std::string last_;  // how the previous attempt ended
+  std::uint32_t round_ = 0;  // attempts that have ended
   std::atomic<bool> done_{false};
   std::optional<Error> error_;
   std::shared_ptr<ConnectionCore> connection_;  // handed on by result()
