@@ -149,6 +149,7 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
           [acceptor = acceptor_, number = number_] { acceptor->RefuseOnLoop(number); });
       return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
     }
+    if (checked && LoadWire<ProbeWire>(meta)) return AnswerProbe();
     FERRY_TRY_ASSIGN(pending_comms_, std::move(checked));
     hello_ = *LoadWire<HelloWire>(meta);
     lane_->SetMaxMeta(net::kMaxMetaBytes);
@@ -156,7 +157,11 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
   }
   Status OnPayload() override { return Ok(); }
-  void OnSent(net::OutFrame* /*frame*/) override {}
+  void OnSent(net::OutFrame* frame) override {
+    if (frame != &here_) return;
+    owes_answer_ = false;
+    if (pending_comms_ != nullptr) acceptor_->OnHello(number_);
+  }
   void OnClosed(net::LaneLoss loss, const Error& error) override {
     ended_ = true;
     const bool left = loss == net::LaneLoss::kPeerClosed;
@@ -176,6 +181,8 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     lane_->Close(net::Closing::kOrderly);
   }
 
+  // Whether the lane may move: its hello frame has come, and no frame of this object is queued.
+  bool IsReady() const noexcept { return pending_comms_ != nullptr && !owes_answer_; }
   // A lane that has ended since its hello frame would not report it again; its sender notices.
   void GoIn() {
     if (ended_) return;
@@ -185,9 +192,20 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
   }
 
  private:
+  // The sender has the key; it may leave without a hello frame if another address was faster.
+  Result<net::Placement> AnswerProbe() {
+    if (std::exchange(probed_, true)) return NoHello(remote_, "sent a second probe");
+    owes_answer_ = true;
+    StoreWire(HereWire{}, &here_.meta);
+    lane_->Send(&here_);
+    acceptor_->admission_.MarkSpoken(number_, Clock::now(), /*proven=*/true);
+    return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
+  }
+
   Acceptor* const acceptor_;
   const std::uint64_t number_;
   net::OutFrame refusal_;
+  net::OutFrame here_;
   std::unique_ptr<net::Lane> lane_;
   const net::LaneInfo info_;
   const std::string& remote_;
@@ -195,6 +213,8 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
   std::shared_ptr<PendingComms>
       pending_comms_;  // shared with the acceptor; set from the hello frame on
   HelloWire hello_;
+  bool probed_ = false;
+  bool owes_answer_ = false;  // here_ is queued
   bool refused_ = false;
   bool ended_ = false;
 };
@@ -251,7 +271,8 @@ Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello) {
 Result<std::shared_ptr<PendingComms>> Acceptor::Check(std::span<const std::byte> meta,
                                                       const std::string& remote) {
   const auto head = LoadHelloHead(meta);
-  if (!head || head->type != FrameType::kHello) {
+  const bool is_probe = head && head->type == FrameType::kProbe && LoadWire<ProbeWire>(meta);
+  if (!head || (head->type != FrameType::kHello && !is_probe)) {
     return NoHello(remote, "sent something other than a hello frame");
   }
   // A hello frame of that version does not have the listen comm's number, so no accept can be told.
@@ -263,6 +284,7 @@ Result<std::shared_ptr<PendingComms>> Acceptor::Check(std::span<const std::byte>
     return reason;
   };
   if (head->version != kWireVersion) return refuse(OtherVersion(head->version, remote));
+  if (is_probe) return pending_comms;
   const auto hello = LoadWire<HelloWire>(meta);
   if (!hello) return NoHello(remote, "sent something other than a hello frame");
   if (const auto different = FindDifference(engine_->settings().rank, hello->rank, remote)) {
@@ -297,7 +319,7 @@ void Acceptor::OnHello(std::uint64_t number) {
 
 void Acceptor::AdmitOnLoop(std::uint64_t number) {
   const auto it = pending_peers_.find(number);
-  if (it == pending_peers_.end()) return;
+  if (it == pending_peers_.end() || !it->second->IsReady()) return;
   it->second->GoIn();
   DropOnLoop(number);
 }

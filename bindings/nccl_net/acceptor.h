@@ -77,8 +77,8 @@ class Acceptor {
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
   void OnHello(std::uint64_t number);
   Result<std::shared_ptr<PendingComms>> Find(const HelloWire& hello);
-  // Returns an error for a hello frame that must not be accepted. If its sender has the key, the
-  // listen comm's Take() reports the error too.
+  // Returns an error for a hello frame or a probe that must not be accepted. If its sender has the
+  // key, the listen comm's Take() reports the error too.
   Result<std::shared_ptr<PendingComms>> Check(std::span<const std::byte> meta,
                                               const std::string& remote);
   void AdmitOnLoop(std::uint64_t number);

@@ -1,29 +1,17 @@
-// Dials a listening rank again until it accepts or the timeout passes.
+// Connects to a listening rank again until it accepts or the timeout passes.
 #include "bindings/nccl_net/attempt.h"
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "bindings/nccl_net/engine.h"
 #include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/send_comm.h"
-#include "ferry/core/random.h"
+#include "ferry/net/candidates.h"
 
 namespace ferry::nccl_net {
 namespace {
-
-// Doubled for each retry; half of it is random, so that ranks that were turned away together do not
-// return together.
-constexpr std::chrono::milliseconds kFirstPause{10};
-constexpr std::uint32_t kMaxDoublings = 6;
-
-Clock::duration PauseBefore(std::uint32_t retry) {
-  const microseconds longest = kFirstPause * (1U << std::min(retry, kMaxDoublings));
-  const auto half = static_cast<std::uint64_t>(longest.count()) / 2;
-  return microseconds(half + RandomU64() % half);
-}
 
 std::optional<Error> RefusalOf(const RankWire& own, const ListenAddress& address) {
   const std::string peer = address.at.front().ToString();
@@ -71,7 +59,7 @@ Result<std::shared_ptr<SendComm>> Attempt::Poll() {
     const Error error = comm_->failure();
     const bool may_retry = comm_->turned_away() && !refusal_;
     std::exchange(comm_, nullptr)->Close();
-    again_ = Clock::now() + PauseBefore(retries_);
+    again_ = Clock::now() + net::Candidates::PauseAfter(retries_ + 1);
     if (!may_retry || again_ >= deadline_.when()) return Told(error);
     ++retries_;
     last_ = error.message();

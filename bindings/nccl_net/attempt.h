@@ -14,11 +14,12 @@ namespace ferry::nccl_net {
 class Engine;
 class SendComm;
 
-// Connects to a listening rank; lives while NCCL polls one connect(). A rank that closes the lanes
-// before all of them are up, as one does whose table of pending peers is full, is dialled again
-// after a pause that doubles each time, until FERRY_CONNECT_TIMEOUT has passed since the first
-// dial; the timeout also bounds the last dial. A port without a listener and a closed listen comm
-// are final. One thread at a time.
+// Connects to a listening rank; lives while NCCL polls one connect(). A rank that closes a lane
+// after its hello frame and before all lanes are up is dialed again, as another comm, after a pause
+// that doubles each time, until FERRY_CONNECT_TIMEOUT has passed since the first dial; the timeout
+// also bounds the last dial. Lanes that are closed before are dialed again by the comm (LaneDial).
+// A port without a listener and a closed listen comm are final for their address. One thread at a
+// time.
 class Attempt {
  public:
   // Errors: kInvalidArgument for bytes that are not a handle; those of SendComm::Dial. A rank with

@@ -122,6 +122,7 @@ void Comm::Close() {
 
 void Comm::CloseLaneOnLoop(std::size_t index) {
   CommLane& place = *lanes_[index];
+  OnLaneClosing(index);
   // Lane 0 may have a credit queued that the peer's isend waits for; closing with unsent data would
   // be a reset.
   if (place.open && index == 0) place.lane->Flush();

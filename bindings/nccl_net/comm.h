@@ -133,6 +133,9 @@ class Comm {
   virtual void OnLaneLost(const LostLane& lane, const Error& error) = 0;
   // Called when complete(), on the loop of lane 0.
   virtual void OnComplete() {}
+  // Called before a lane that is up is closed, or instead, on the lane's loop and outside callbacks
+  // of lanes. Possibly more than once.
+  virtual void OnLaneClosing(std::size_t /*lane*/) {}
   // The other side has sent bye on lane 0.
   virtual void OnBye() = 0;
   // Called first by Close(), not on a loop; possibly by two threads at once. May block.

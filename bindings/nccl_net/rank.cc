@@ -205,4 +205,11 @@ Error OtherVersion(std::uint16_t others, const std::string& peer) {
                            kWireVersion, others, peer));
 }
 
+Error ListenCommClosed(const std::string& peer) {
+  return Error(Code::kRefused,
+               fmt::format("{} closed the listen comm of this handle; call listen there again and "
+                           "connect with the new handle",
+                           peer));
+}
+
 }  // namespace ferry::nccl_net

@@ -20,5 +20,7 @@ std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
                                     const std::string& peer);
 // The error for a rank whose plugin uses another protocol version.
 Error OtherVersion(std::uint16_t others, const std::string& peer);
+// The error for a rank that has no such listen comm, and so did not connect.
+Error ListenCommClosed(const std::string& peer);
 
 }  // namespace ferry::nccl_net

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "bindings/nccl_net/engine.h"
-#include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/lane_dial.h"
+#include "bindings/nccl_net/rank.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -19,7 +20,7 @@ constexpr std::uint64_t kPieceAlignment = 4096;
 // A receiver announces large receives at once. A large message whose receive is small, which the
 // receiver rejects, must be asked for.
 constexpr std::chrono::milliseconds kAskAfter{100};
-// For each address through which a refused rank is told of the refusal.
+// How long a rank with different settings may take to read that it is refused.
 constexpr std::chrono::seconds kTellWithin{2};
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
@@ -32,18 +33,24 @@ bool IsRefusal(std::span<const std::byte> meta) {
   return refusal && refusal->type == FrameType::kRefusal;
 }
 
-// One address of the peer for each local interface that a route to it uses.
-std::vector<net::Address> ChoosePaths(Engine* engine, const std::vector<net::Address>& addresses) {
-  std::vector<net::Address> ways;
+// The peer's addresses to which a route leads by an interface that may be used. `paths`: the first
+// of each interface; `others`: the rest.
+struct Routes {
+  std::vector<net::Address> paths;
+  std::vector<net::Address> others;
+};
+Routes ChooseRoutes(Engine* engine, const std::vector<net::Address>& addresses) {
+  Routes routes;
   std::set<std::string> interfaces;
   for (const net::Address& address : addresses) {
     const std::string interface = engine->provider().InterfaceTo(address);
     const bool usable =
         interface == "lo" || net::InterfaceAllowed(engine->settings().config.interfaces, interface);
-    if (interface.empty() || !usable || !interfaces.insert(interface).second) continue;
-    ways.push_back(address);
+    if (interface.empty() || !usable) continue;
+    const bool is_path = interfaces.insert(interface).second;
+    (is_path ? routes.paths : routes.others).push_back(address);
   }
-  return ways;
+  return routes;
 }
 
 }  // namespace
@@ -55,9 +62,9 @@ SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& addres
     : Comm(engine, swift, 1 + engine->settings().bulk_lanes),
       address_(address),
       refusal_(std::move(refusal)),
-      deadline_(deadline),
-      paths_(ChoosePaths(engine, address.at)),
-      id_(Uuid::Random()) {
+      deadline_(refusal_ ? Deadline::After(kTellWithin).Sooner(deadline) : deadline),
+      id_(Uuid::Random()),
+      dials_(lanes()) {
   for (std::size_t i = 0; i < lanes(); ++i) hellos_.push_back(std::make_unique<Frame>());
 }
 
@@ -65,7 +72,8 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
                                                  const ListenAddress& address,
                                                  std::optional<Error> refusal, Deadline deadline) {
   auto comm = std::make_shared<SendComm>(engine, swift, address, std::move(refusal), deadline);
-  if (comm->paths_.empty()) {
+  Routes routes = ChooseRoutes(engine, address.at);
+  if (routes.paths.empty()) {
     std::string text;
     for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
     return Error(Code::kPeerLost,
@@ -73,43 +81,19 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
                              "FERRY_INTERFACES or NCCL_SOCKET_IFNAME allows",
                              text));
   }
-  const std::size_t dialled = comm->refusal_ ? 1 : comm->lanes();
-  for (std::size_t i = 0; i < dialled; ++i) {
-    comm->LoopOf(i)->Post([weak = std::weak_ptr(comm), i] {
-      if (const auto self = weak.lock()) self->DialOnLoop(i, 0);
-    });
-  }
+  comm->paths_ = routes.paths;
+  // Comms start with different paths.
+  auto& first = routes.paths;
+  const std::size_t turn = comm->number() % first.size();
+  std::rotate(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(turn), first.end());
+  first.insert(first.end(), routes.others.begin(), routes.others.end());
+  comm->LoopOf(0)->Post([weak = std::weak_ptr(comm), addresses = std::move(first)]() mutable {
+    if (const auto self = weak.lock()) self->DialOnLoop(0, std::move(addresses));
+  });
   return comm;
 }
 
-// An address that does not answer leaves an equal share of the time to each of the remaining ones.
-Deadline SendComm::DialDeadline(std::size_t attempt) const {
-  const auto now = Clock::now();
-  const auto left = std::max(deadline_.when() - now, Clock::duration::zero());
-  const auto share = left / static_cast<Clock::rep>(paths_.size() - attempt);
-  return Deadline::At(now + (refusal_ ? std::min<Clock::duration>(share, kTellWithin) : share));
-}
-
-void SendComm::DialOnLoop(std::size_t lane, std::size_t attempt) {
-  const Config& config = engine()->settings().config;
-  // Lanes are assigned to the network paths in turn; if one address is unreachable, the next is
-  // tried.
-  const net::Address& to = paths_[(number() + lane + attempt) % paths_.size()];
-  engine()->provider().Connect(
-      to, config, LoopOf(lane), DialDeadline(attempt),
-      [weak = weak_from_this(), lane, attempt](Result<std::unique_ptr<net::Lane>> dialled) {
-        if (const auto self = weak.lock()) self->OnDialled(lane, attempt, std::move(dialled));
-      });
-}
-
-void SendComm::OnDialled(std::size_t lane, std::size_t attempt,
-                         Result<std::unique_ptr<net::Lane>> dialled) {
-  if (!dialled) {
-    if (attempt + 1 < paths_.size()) return DialOnLoop(lane, attempt + 1);
-    if (refusal_) return Fail(*refusal_);
-    if (dialled.error().code() == Code::kUnavailable) turned_away_.store(true);
-    return Fail(dialled.error());
-  }
+HelloWire SendComm::HelloOf(std::size_t lane) const {
   HelloWire hello;
   hello.lane = static_cast<std::uint16_t>(lane);
   hello.lanes = static_cast<std::uint16_t>(lanes());
@@ -118,13 +102,64 @@ void SendComm::OnDialled(std::size_t lane, std::size_t attempt,
   hello.comm = id_;
   hello.early_bytes = engine()->settings().small_bytes;
   hello.rank = engine()->settings().rank;
-  StoreWire(hello, &hellos_[lane]->meta);
-  net::Lane* const raw = dialled->get();
-  // Attached here: nobody sends on the lane before all lanes are adopted, and this is its loop.
-  if (Adopt(lane, *std::move(dialled))) raw->Send(hellos_[lane].get());
-  // The hello frame leaves before the lane is closed.
-  if (refusal_) Fail(*refusal_);
+  return hello;
 }
+
+void SendComm::DialOnLoop(std::size_t lane, std::vector<net::Address> addresses) {
+  LaneDial::Request request{.engine = engine(),
+                            .loop = LoopOf(lane),
+                            .addresses = std::move(addresses),
+                            .deadline = deadline_,
+                            .first = {},
+                            .may_retry = !refusal_};
+  const HelloWire hello = HelloOf(lane);
+  // A rank with different settings may have a version that knows no probes. A hello frame tells it
+  // that they differ, and it closes the lane.
+  if (refusal_) {
+    StoreWire(hello, &request.first);
+  } else {
+    StoreWire(
+        ProbeWire{
+            .lane = hello.lane, .lanes = hello.lanes, .listen = hello.listen, .key = hello.key},
+        &request.first);
+  }
+  dials_[lane] = std::make_shared<LaneDial>(
+      std::move(request),
+      [weak = weak_from_this(), lane](std::unique_ptr<net::Lane> found, const net::Address& at) {
+        if (const auto self = weak.lock()) self->OnFound(lane, std::move(found), at);
+      },
+      [weak = weak_from_this()](const Error& error) {
+        if (const auto self = weak.lock()) self->Fail(self->refusal_.value_or(error));
+      });
+  dials_[lane]->Start();
+}
+
+void SendComm::OnFound(std::size_t lane, std::unique_ptr<net::Lane> found,
+                       const net::Address& address) {
+  dials_[lane].reset();
+  StoreWire(HelloOf(lane), &hellos_[lane]->meta);
+  net::Lane* const raw = found.get();
+  // Attached here: nobody sends on the lane before all lanes are adopted, and this is its loop.
+  if (!Adopt(lane, std::move(found))) return;
+  raw->Send(hellos_[lane].get());
+  if (lane == 0) DialOthers(address);
+}
+
+// The other lanes are spread over the network paths. All are dialed together, and the address that
+// has led to the peer stands in for a path that does not.
+void SendComm::DialOthers(const net::Address& peer) {
+  const std::lock_guard lock(mutex_);
+  if (closing_ || error_) return;
+  for (std::size_t i = 1; i < lanes(); ++i) {
+    std::vector<net::Address> addresses{paths_[(number() + i) % paths_.size()]};
+    if (addresses.front() != peer) addresses.push_back(peer);
+    LoopOf(i)->Post([weak = weak_from_this(), i, addresses = std::move(addresses)]() mutable {
+      if (const auto self = weak.lock()) self->DialOnLoop(i, std::move(addresses));
+    });
+  }
+}
+
+void SendComm::OnLaneClosing(std::size_t lane) { dials_[lane].reset(); }
 
 // ---- sending ------------------------------------------------------------------------------------
 
@@ -346,10 +381,7 @@ Result<net::Placement> SendComm::HandleFrame(std::size_t lane, std::span<const s
   }
   if (!welcomed_.load() && IsRefusal(meta)) {
     refused_.store(true);
-    return Error(Code::kRefused,
-                 fmt::format("{} closed the listen comm of this handle; call listen there again "
-                             "and connect with the new handle",
-                             Peer()));
+    return ListenCommClosed(Peer());
   }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {

@@ -10,6 +10,8 @@
 
 namespace ferry::nccl_net {
 
+class LaneDial;
+
 // The message of one isend().
 struct Outgoing {
   std::span<const std::byte> data;
@@ -25,10 +27,10 @@ struct Outgoing {
 // data in flight.
 class SendComm final : public Comm, public std::enable_shared_from_this<SendComm> {
  public:
-  // Starts to connect to one of the addresses; `deadline` covers all of them together. With a
-  // `refusal` (why the two ranks are incompatible) it only tells the other side by a hello frame,
-  // and fails with it. Errors: kPeerLost where no address is reachable. The result is shared with
-  // the provider's callbacks.
+  // Starts to connect. The first lane is dialed at all addresses, and the others follow when it has
+  // found the listening rank; `deadline` covers all of that. With a `refusal` (why the two ranks
+  // are incompatible) it only tells the other side by a hello frame, and fails with it. Errors:
+  // kPeerLost where no address is reachable. The result is shared with the tasks that dial.
   static Result<std::shared_ptr<SendComm>> Dial(Engine* engine, EventLoop* swift,
                                                 const ListenAddress& address,
                                                 std::optional<Error> refusal, Deadline deadline);
@@ -71,9 +73,10 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
     std::uint64_t bytes = 0;
   };
 
-  Deadline DialDeadline(std::size_t attempt) const;
-  void DialOnLoop(std::size_t lane, std::size_t attempt);
-  void OnDialled(std::size_t lane, std::size_t attempt, Result<std::unique_ptr<net::Lane>> dialled);
+  HelloWire HelloOf(std::size_t lane) const;
+  void DialOnLoop(std::size_t lane, std::vector<net::Address> addresses);
+  void OnFound(std::size_t lane, std::unique_ptr<net::Lane> found, const net::Address& address);
+  void DialOthers(const net::Address& peer);
   Tag& TagOf(int tag);
   SendRequest* FreeRequest();
   bool IsSmall(const SendRequest& request) const noexcept;
@@ -90,6 +93,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
                                      std::uint64_t payload_bytes) override;
   Status HandlePayload(std::size_t /*lane*/) override { return Ok(); }
   void OnLaneLost(const LostLane& lane, const Error& error) override;
+  void OnLaneClosing(std::size_t lane) override;
   bool Uses(std::span<const std::byte> memory) const override;
   void OnBye() override;
   void AwaitArrival() override;
@@ -98,8 +102,10 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   const ListenAddress address_;
   const std::optional<Error> refusal_;
   const Deadline deadline_;
-  std::vector<net::Address> paths_;
+  std::vector<net::Address> paths_;  // one address for each local interface
   const Uuid id_;
+  // By lane, each on the lane's loop; shared with their tasks in flight.
+  std::vector<std::shared_ptr<LaneDial>> dials_;
   std::vector<std::unique_ptr<Frame>> hellos_;  // used on the lanes' loops
   std::atomic<bool> arrived_{false};            // the receiver has answered bye
   std::atomic<bool> welcomed_{false};

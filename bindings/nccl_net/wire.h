@@ -117,11 +117,13 @@ enum class FrameType : std::uint8_t {
   kAsk = 5,
   kBye = 6,
   kWelcome = 7,
-  kRefusal = 8
+  kRefusal = 8,
+  kProbe = 9,
+  kHere = 10
 };
 
-// The hello frame: first on each lane, from the sending side. Everything before `comm` is the same
-// in all versions from kFirstAlike on.
+// The hello frame: first on each lane but for a probe, from the sending side. Everything before
+// `comm` is the same in all versions from kFirstAlike on.
 struct HelloWire {
   FrameType type = FrameType::kHello;
   std::uint8_t zero = 0;
@@ -137,6 +139,24 @@ struct HelloWire {
 };
 static_assert(sizeof(HelloWire) == 80 && offsetof(HelloWire, comm) == 32 &&
               offsetof(HelloWire, rank) == 56);
+
+// On a lane before its hello frame, at most once: asks whether the process has this listen comm.
+// The answer is a kHere or kRefusal frame. It begins as hello frames do.
+struct ProbeWire {
+  FrameType type = FrameType::kProbe;
+  std::uint8_t zero = 0;
+  std::uint16_t version = kWireVersion;
+  std::uint16_t lane = 0;
+  std::uint16_t lanes = 0;
+  std::uint64_t listen = 0;
+  Key key{};
+};
+static_assert(sizeof(ProbeWire) == offsetof(HelloWire, comm) && offsetof(ProbeWire, key) == 16);
+
+// The answer to a probe.
+struct HereWire {
+  FrameType type = FrameType::kHere;
+};
 
 // A piece of a message, which is the frame's payload. On lane 0 padding makes the frame kMinFrame
 // bytes long; its content is ignored.

@@ -1,11 +1,9 @@
 // A rank with several addresses, of which some cannot be reached: peers in a network namespace.
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/socket.h>
 
 #include <cstdlib>
 #include <exception>
@@ -20,6 +18,7 @@
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/function_ref.h"
+#include "ferry/net/testing/bad_address.h"
 #include "tests/links/load_meter.h"
 #include "tests/links/network_pair.h"
 #include "tests/support/engine_peer.h"
@@ -28,38 +27,15 @@
 namespace ferry::nccl_net {
 namespace {
 
+using net::Bad;
+using net::BadAddress;
 using ::testing::HasSubstr;
 
 constexpr const char* kFirstHost = "10.79.0.1";
 constexpr const char* kSecondHost = "10.79.0.2";
 constexpr std::chrono::seconds kConnectTimeout{4};
-
-// A port that answers nothing: its queue is full, so that the kernel drops what else comes.
-class SilentPort {
- public:
-  SilentPort(const char* host, std::uint16_t port) : listener_(Socket()) {
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_port = htons(port);
-    (void)::inet_pton(AF_INET, host, &at.sin_addr);
-    const auto* const raw = reinterpret_cast<const sockaddr*>(&at);
-    if (::bind(listener_.get(), raw, sizeof at) != 0 || ::listen(listener_.get(), 0) != 0) {
-      throw std::runtime_error("no silent port");
-    }
-    for (int i = 0; i < 4; ++i) {
-      waiting_.push_back(Socket());
-      (void)::connect(waiting_.back().get(), raw, sizeof at);
-    }
-  }
-
- private:
-  static UniqueFd Socket() {
-    return UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  }
-
-  UniqueFd listener_;
-  std::vector<UniqueFd> waiting_;
-};
+// For the comm's first lane, and once for its others together.
+constexpr milliseconds kDetour{1500};
 
 // This thread is in a network, and back in its own when this goes.
 class NetworkVisit {
@@ -145,25 +121,27 @@ TEST_F(Addresses, ARankThatIsRefusedIsToldByTheOneThatIsReached) {
   EXPECT_THAT(FailureIn(listening_), HasSubstr("FERRY_NCCL_DEVICES is 1 here and 5 at"));
 }
 
-TEST_F(Addresses, OneThatDoesNotAnswerLeavesTimeForTheNext) {
+TEST_F(Addresses, OneThatDoesNotAnswerHardlyDelaysTheNext) {
   Listen();
-  std::optional<SilentPort> silent;
-  Inside([&] { silent.emplace(kFirstHost, port_); });
+  std::optional<BadAddress> silent;
+  Inside([&] { silent.emplace(Bad::kDrops, net::Address{kFirstHost, port_}); });
   testing::AskedPeer connecting = PeerInside({});
+  const tests::Stopwatch since;
   connecting->Command(ConnectCommand());
   listening_->Ask("accept");
   EXPECT_EQ(FailureIn(connecting), "");
+  tests::ExpectWithin(since.elapsed(), kDetour, "connect by the second address");
 }
 
 TEST_F(Addresses, AllTogetherHaveTheTimeOfOneConnect) {
   Listen();
   listening_->Kill();
   (void)tests::Must(listening_->WaitExit(tests::TestDeadline()));
-  std::optional<SilentPort> first;
-  std::optional<SilentPort> second;
+  std::optional<BadAddress> first;
+  std::optional<BadAddress> second;
   Inside([&] {
-    first.emplace(kFirstHost, port_);
-    second.emplace(kSecondHost, port_);
+    first.emplace(Bad::kDrops, net::Address{kFirstHost, port_});
+    second.emplace(Bad::kDrops, net::Address{kSecondHost, port_});
   });
   testing::AskedPeer connecting =
       PeerInside({{"FERRY_CONNECT_TIMEOUT", fmt::format("{}s", kConnectTimeout.count())}});

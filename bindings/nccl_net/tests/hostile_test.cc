@@ -319,6 +319,65 @@ TEST(PendingPeers, MayBeManyWhoHaveYetToSayHello) {
   }
 }
 
+class Probes : public ::testing::Test {
+ protected:
+  ProbeWire Probe() const {
+    const HelloWire hello = sender_.Hello();
+    return {.lanes = 1, .listen = hello.listen, .key = hello.key};
+  }
+  FrameType Answer() {
+    const Deadline deadline = InTime();
+    for (;;) {
+      const auto meta = sender_.TryHear();
+      if (!meta.empty()) return static_cast<FrameType>(meta.front());
+      if (deadline.expired()) throw std::runtime_error("nothing came");
+    }
+  }
+  bool IsTaken() {
+    void* recv = nullptr;
+    Require(listen_.TryAccept(&recv), "accept");
+    return recv != nullptr;
+  }
+
+  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
+  NcclListen listen_{&host_};
+  RawSender sender_{listen_.handle()};
+};
+
+TEST_F(Probes, AreAnsweredAndNoComm) {
+  sender_.Say(Probe());
+  EXPECT_EQ(Answer(), FrameType::kHere);
+  EXPECT_FALSE(IsTaken());
+  sender_.Say(sender_.Hello());
+  Require(host_->CloseReceive(listen_.Accept(InTime())), "closeRecv");
+}
+
+// The answer is still queued when the lane is about to move.
+TEST_F(Probes, MayHaveTheHelloFrameRightBehindThem) {
+  auto bytes = RawSender::BytesOf(Probe(), 0);
+  const auto hello = RawSender::BytesOf(sender_.Hello(), 0);
+  bytes.insert(bytes.end(), hello.begin(), hello.end());
+  sender_.SayBytes(bytes);
+  void* const recv = listen_.Accept(InTime());
+  EXPECT_EQ(Answer(), FrameType::kHere);
+  Require(host_->CloseReceive(recv), "closeRecv");
+}
+
+TEST_F(Probes, EndTheLaneWhenTheyComeTwice) {
+  sender_.Say(Probe());
+  sender_.Say(Probe());
+  EXPECT_EQ(sender_.End(), "closed");
+}
+
+TEST_F(Probes, WithoutTheKeyAreRefused) {
+  ProbeWire probe = Probe();
+  probe.key[0] ^= std::byte{1};
+  sender_.Say(probe);
+  EXPECT_EQ(Answer(), FrameType::kRefusal);
+  EXPECT_EQ(sender_.End(), "closed");
+  EXPECT_FALSE(IsTaken());
+}
+
 TEST(PendingPeers, AreClosedUnlessTheySayHello) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);

@@ -22,6 +22,8 @@
 #include "bindings/nccl_net/tests/testing/nccl_host.h"
 #include "bindings/nccl_net/tests/testing/raw_sender.h"
 #include "bindings/nccl_net/wire.h"
+#include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/net/testing/bad_address.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "tests/links/load_meter.h"
 #include "tests/support/engine_peer.h"
@@ -398,24 +400,24 @@ TEST(Ranks, ThatHaveNoKeyCannotMakeAcceptFail) {
 
 // ---- lanes that are closed while they are pending -----------------------------------------------
 
-// Between the sender and the listener; both ends in this process.
-class TurnedAway : public ::testing::TestWithParam<net::ProxyCut> {
+// Both ends in this process. The listener has 127.0.0.1 only, and handles name what a test says.
+class RanksOfLoopback : public ::testing::Test {
  protected:
-  void Connect(std::uint64_t cut_at) {
+  // Connects by a handle with these addresses.
+  void ConnectBy(const std::vector<net::Address>& addresses) {
     ListenAddress address = *ReadHandle(listen_.handle().data());
-    proxy_ = tests::Must(net::FaultProxy::Start({"127.0.0.1", address.at.front().port}));
-    address.at = {proxy_->address()};
+    address.at = addresses;
     testing::Handle handle{};
     tests::MustDo(WriteHandle(address, handle.data()));
-    proxy_->CutAt(net::ProxyDirection::kToTarget, cut_at, GetParam());
     NcclConnect connect(&host_, handle);
     send_ = connect.Connect(RanksDeadline());
     recv_ = listen_.Accept(RanksDeadline());
   }
-  ~TurnedAway() override {
+  ~RanksOfLoopback() override {
     if (send_ != nullptr) Require(host_->CloseSend(send_), "closeSend");
     if (recv_ != nullptr) Require(host_->CloseReceive(recv_), "closeRecv");
   }
+  std::uint16_t port() const { return ReadHandle(listen_.handle().data())->at.front().port; }
   void Exchange(std::size_t bytes) {
     auto from = PatternOf(bytes, bytes);
     std::vector<std::byte> into(bytes);
@@ -431,9 +433,20 @@ class TurnedAway : public ::testing::TestWithParam<net::ProxyCut> {
   const ScopedVariable host_address_{"FERRY_LISTEN_HOST", "127.0.0.1"};
   NcclHost host_{FERRY_NCCL_PLUGIN, 12};
   NcclListen listen_{&host_};
-  std::unique_ptr<net::FaultProxy> proxy_;
   void* send_ = nullptr;
   void* recv_ = nullptr;
+};
+
+// A proxy is between the two.
+class TurnedAway : public RanksOfLoopback, public ::testing::WithParamInterface<net::ProxyCut> {
+ protected:
+  void Connect(std::uint64_t cut_at) {
+    proxy_ = tests::Must(net::FaultProxy::Start({"127.0.0.1", port()}));
+    proxy_->CutAt(net::ProxyDirection::kToTarget, cut_at, GetParam());
+    ConnectBy({proxy_->address()});
+  }
+
+  std::unique_ptr<net::FaultProxy> proxy_;
 };
 
 TEST_P(TurnedAway, DialsAgainWhereALaneIsClosedBeforeItsHello) {
@@ -444,7 +457,8 @@ TEST_P(TurnedAway, DialsAgainWhereALaneIsClosedBeforeItsHello) {
 
 // The listener has some of the lanes then, and has to forget them.
 TEST_P(TurnedAway, DialsAgainWhereSomeLanesHaveComeIn) {
-  Connect(130);
+  // In the probe of the second lane.
+  Connect(2 * sizeof(net::tcp::FramePrefix) + sizeof(ProbeWire) + sizeof(HelloWire) + 10);
   Exchange(9);
   Exchange(3 << 20);
 }
@@ -454,6 +468,50 @@ INSTANTIATE_TEST_SUITE_P(Nccl, TurnedAway,
                          [](const auto& parameter) {
                            return parameter.param == net::ProxyCut::kClose ? "ByAnEnd" : "ByAReset";
                          });
+
+// ---- addresses at which somebody else answers, or nobody ----------------------------------------
+
+// Routes to both addresses leave by the same interface.
+constexpr const char* kWrongHost = "127.0.0.2";
+// A rank may take so much longer to connect because of an address that does not lead to it.
+constexpr milliseconds kMaxDetour{1500};
+
+class WrongAddress : public RanksOfLoopback, public ::testing::WithParamInterface<net::Bad> {};
+
+TEST_P(WrongAddress, BeforeTheRightOneHardlyDelaysARank) {
+  tests::RestartLoadMeter();
+  const net::BadAddress bad(GetParam(), {kWrongHost, port()});
+  const tests::Stopwatch since;
+  ConnectBy({bad.address(), {"127.0.0.1", port()}});
+  ExpectWithin(since.elapsed(), kMaxDetour, net::BadName(GetParam()));
+  Exchange(9);
+  Exchange(3 << 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, WrongAddress, ::testing::ValuesIn(net::kAllBad),
+                         [](const auto& parameter) { return net::BadName(parameter.param); });
+
+TEST_F(RanksOfLoopback, AreFoundBehindTheAddressOfAnotherProcessThatUsesThePlugin) {
+  testing::AskedPeer other;
+  {
+    const ScopedVariable host("FERRY_LISTEN_HOST", kWrongHost);
+    const ScopedVariable ports("FERRY_PORT_RANGE", fmt::format("{0}-{0}", port()));
+    other = tests::Must(PeerProcess::Start(testing::kNcclRole));
+    (void)other->Ask("listen");
+  }
+  ConnectBy({{kWrongHost, port()}, {"127.0.0.1", port()}});
+  Exchange(9);
+  Exchange(3 << 20);
+}
+
+TEST_F(RanksOfLoopback, ThatNoAddressLeadsToAreAnErrorThatNamesEach) {
+  const std::uint16_t wrong = port();
+  const net::BadAddress http(net::Bad::kHttp, {kWrongHost, wrong});
+  EXPECT_THROW(ConnectBy({{kWrongHost, wrong}, {"127.0.0.3", wrong}}), std::runtime_error);
+  EXPECT_THAT(LoggedText(),
+              AllOf(HasSubstr(fmt::format("(1) 127.0.0.2:{} sent bytes", wrong)),
+                    HasSubstr(fmt::format("(2) cannot connect to 127.0.0.3:{}", wrong))));
+}
 
 TEST(Ranks, ThatGoAndDoNotComeBackAreAnErrorOfAccept) {
   const ScopedVariable timeout("FERRY_CONNECT_TIMEOUT", "300ms");
