@@ -155,7 +155,9 @@ std::vector<std::uint64_t> ListOf(const std::string& descriptor) {
   const std::string text = Contents(
       list.get(), std::min<std::size_t>(static_cast<std::size_t>(info.st_size), kMaxListBytes));
   std::vector<std::uint64_t> cookies(text.size() / sizeof(std::uint64_t));
-  std::memcpy(cookies.data(), text.data(), cookies.size() * sizeof(std::uint64_t));
+  if (!cookies.empty()) {
+    std::memcpy(cookies.data(), text.data(), cookies.size() * sizeof(std::uint64_t));
+  }
   return cookies;
 }
 

@@ -171,6 +171,8 @@ TEST_F(TlsContextCacheTest, LooksAtFilesOnceASecond) {
 TEST_F(TlsContextCacheTest, AFileThatCannotBeReadForLongStopsNobody) {
   Begin(milliseconds(10));
   const auto first = Get();
+  const std::string authority = config_.tls_ca + ".kept";
+  std::filesystem::copy_file(config_.tls_ca, authority);
   const std::string pipe = config_.tls_ca + ".pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   std::filesystem::create_hard_link(pipe, config_.tls_ca + ".new");
@@ -183,6 +185,7 @@ TEST_F(TlsContextCacheTest, AFileThatCannotBeReadForLongStopsNobody) {
   }
   ASSERT_TRUE(writer);  // while a thread of the cache reads
   EXPECT_EQ(Get(), first);
+  std::filesystem::rename(authority, config_.tls_ca);
   Replace(authority_.Use({}, "renewed"));
   writer.reset();
   while (Get() == first && !end.expired()) std::this_thread::yield();

@@ -185,6 +185,8 @@ TEST(Encrypted, AWriteOverACutLaneEndsAtOnceIfTheNextOneIsRefusedForACertificate
     const auto expired = authority.Issue("old", {}, -1);
     std::filesystem::rename(expired.cert, is_far ? far.tls_cert : near.tls_cert);
     std::filesystem::rename(expired.key, is_far ? far.tls_key : near.tls_key);
+    // Files are looked at once a second.
+    while (client.Connect(server.address(), deadline)) ASSERT_FALSE(deadline.expired());
     proxy->ResetOne(1);
     proxy->SetStalled(false);
     const Status ended = write.Wait(Deadline::After(std::chrono::seconds(5)));
