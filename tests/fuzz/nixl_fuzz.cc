@@ -62,8 +62,9 @@ class Text {
   bool JoinPiece(nixl::Joiner* joiner) {
     const auto piece = std::string_view(text_).substr(offset_, nixl::kMaxPieceBytes);
     const auto header = Header();
-    const auto parsed = nixl::ParsePiece(nixl::PieceFrame(header, piece));
-    if (!parsed) return false;  // the receiver closes the connection
+    const auto frame = nixl::PieceFrame(header, piece);
+    const auto parsed = nixl::ParsePiece(frame);  // refers to the frame
+    if (!parsed) return false;                    // the receiver closes the connection
     if (!joiner->IsNext(header)) return true;
     const auto joined = joiner->Add(*parsed);
     if (!joined) return false;

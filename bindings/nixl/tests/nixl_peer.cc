@@ -6,19 +6,25 @@
 #include <filesystem>
 #include <optional>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "bindings/nixl/tests/testing/standin_agent.h"
 #include "ferry/core/crc32c.h"
-#include "ferry/net/socket_owner.h"
 
 namespace ferry::nixl::testing {
 namespace {
 
+// Without lists of sockets, one of the test's and one of the plugin's, which stay open from the
+// first lane on.
 std::size_t EntriesOf(const char* folder) {
   std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::error_code is_no_link;
+    const auto target = std::filesystem::read_symlink(entry.path(), is_no_link);
+    if (target != "/memfd:ferry-sockets (deleted)") ++count;
+  }
   return count;
 }
 
@@ -143,7 +149,6 @@ std::string Text(std::uint64_t seed, std::size_t bytes) {
 
 Holdings Holdings::AtStart() {
   std::thread([] {}).join();
-  (void)net::ThisProcess();
   return {.threads = EntriesOf("/proc/self/task"), .descriptors = EntriesOf("/proc/self/fd")};
 }
 

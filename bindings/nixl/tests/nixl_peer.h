@@ -29,8 +29,7 @@ std::uint32_t DigestOf(std::string_view text);
 
 // The number of threads and descriptors of this process.
 struct Holdings {
-  // Starts and joins a thread first: with the first thread the sanitizer starts one of its own. Opens
-  // the list of this process's sockets, which stays open from the first lane on.
+  // Starts and joins a thread first: with the first thread the sanitizer starts one of its own.
   static Holdings AtStart();
 
   // Waits until the process has as many again, because a joined thread stays in /proc for a moment.
