@@ -17,7 +17,8 @@ endif()
 # Builds the sources of the calling folder and its tests:
 #
 #   ferry_layer(<name> [DEPS <layer>...] [LIBS <external target>...] [TEST_DEPS <target>...]
-#               [FOLDERS <folder>...] [PROGRAM <name>] [GPU_TESTS] [TSAN_FILTER <filter>])
+#               [FOLDERS <folder>...] [PROGRAM <name>] [GPU_TESTS] [ASAN_FILTER <filter>]
+#               [TSAN_FILTER <filter>])
 #
 # *.cc become the library <name> (an interface library while there are none), testing/*.cc become
 # <name>_testing, which only tests link, *_test.cc become one executable <name>_test, and
@@ -25,11 +26,11 @@ endif()
 # becomes that executable and the layer stays out of the installed library. *.cu go where *.cc of
 # that name would go, in builds with CUDA. With GPU_TESTS, those tests whose names begin with Gpu are
 # labelled gpu instead of unit, and run one at a time. What is in FOLDERS belongs to the layer, too.
-# Sanitizers run the suites of their subject (tests/subjects.txt), and ThreadSanitizer of these only the
-# tests of TSAN_FILTER (as --gtest_filter has it): sweeps over sizes and formats by one thread take minutes
-# there and find nothing.
+# Sanitizers run the suites of their subject (tests/subjects.txt), and of these only the tests of
+# ASAN_FILTER or TSAN_FILTER (as --gtest_filter has it): sweeps over sizes and formats by one thread take
+# minutes under ThreadSanitizer and find nothing.
 function(ferry_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM;TSAN_FILTER" "DEPS;LIBS;TEST_DEPS;FOLDERS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM;ASAN_FILTER;TSAN_FILTER" "DEPS;LIBS;TEST_DEPS;FOLDERS")
   ferry_glob_sources(sources "")
   file(GLOB headers CONFIGURE_DEPENDS *.h)
   foreach(folder IN LISTS arg_FOLDERS)
@@ -73,7 +74,7 @@ function(ferry_layer name)
     file(GLOB testing_tests CONFIGURE_DEPENDS testing/*_test.cc)
     list(APPEND tests ${testing_tests})
     ferry_layer_tests(${name} "${tests}" "${arg_TEST_DEPS}" "${arg_GPU_TESTS}"
-                      "${arg_TSAN_FILTER}")
+                      "${arg_ASAN_FILTER}" "${arg_TSAN_FILTER}")
     ferry_layer_benches(${name} "${benches}" "${arg_TEST_DEPS}")
   endif()
 endfunction()
@@ -120,13 +121,10 @@ function(ferry_link name)
   endif()
 endfunction()
 
-function(ferry_layer_tests layer sources deps gpu_tests tsan_filter)
+function(ferry_layer_tests layer sources deps gpu_tests asan_filter tsan_filter)
   ferry_keep_tests(sources)
   if(NOT sources)
     return()
-  endif()
-  if(NOT FERRY_SANITIZE STREQUAL "thread")
-    set(tsan_filter "")
   endif()
   add_executable(${layer}_test ${sources})
   ferry_warnings(${layer}_test)
@@ -150,7 +148,9 @@ function(ferry_layer_tests layer sources deps gpu_tests tsan_filter)
     set_tests_properties(${layer}.gpu PROPERTIES LABELS gpu RESOURCE_LOCK gpu)
     set(filter "-Gpu*")
   endif()
-  if(tsan_filter)
+  if(FERRY_SANITIZE STREQUAL "address" AND asan_filter)
+    set(filter "${asan_filter}")
+  elseif(FERRY_SANITIZE STREQUAL "thread" AND tsan_filter)
     set(filter "${tsan_filter}")
   endif()
   # So many that none takes much longer than the others.

@@ -103,7 +103,7 @@ class Corruption {
 
 // Messages 0 to this one are tested; both right and wrong ones are many of them.
 #if defined(__SANITIZE_THREAD__)
-inline constexpr std::uint64_t kSpoiledMessages = 4'000;  // the other builds check the values
+inline constexpr std::uint64_t kSpoiledMessages = 1'500;  // the other builds check the values
 #else
 inline constexpr std::uint64_t kSpoiledMessages = 20'000;
 #endif
