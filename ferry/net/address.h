@@ -56,6 +56,8 @@ std::string InterfaceOf(const Address& local);
 struct LocalAddress {
   std::string interface;
   std::string host;
+
+  bool operator==(const LocalAddress&) const = default;
 };
 // Addresses that a peer on another machine can be told: of interfaces that are up, and not
 // loopback, bridge, container veth or link-local.
