@@ -9,6 +9,7 @@
 #include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/recv_comm.h"
 #include "ferry/core/log_limiter.h"
+#include "ferry/net/local_addresses.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -228,7 +229,13 @@ Result<std::unique_ptr<Acceptor>> Acceptor::Open(Engine* engine, EventLoop* loop
                                 [raw = acceptor.get()](std::unique_ptr<net::Lane> lane) {
                                   raw->EnterOnLoop(std::move(lane));
                                 }));
-  acceptor->port_ = acceptor->listener_->address().port;
+  acceptor->told_ = net::ToldAddresses(engine->nic().addresses, acceptor->listener_->addresses());
+  if (acceptor->told_.empty()) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("FERRY_LISTEN_HOST={} has no address of those that {} selects; leave "
+                             "one of them unset",
+                             config.listen_host, engine->settings().selection));
+  }
   return acceptor;
 }
 

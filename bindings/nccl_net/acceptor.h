@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/event_loop.h"
@@ -65,7 +66,8 @@ class Acceptor {
   // Destroy after the loop has stopped.
   ~Acceptor();
 
-  std::uint16_t port() const noexcept { return port_; }
+  // The addresses that peers are told; at least one. All have the listening port.
+  const std::vector<net::Address>& told() const noexcept { return told_; }
   // Creates a listen comm; shared with the lanes that are on their way to it.
   std::shared_ptr<PendingComms> Listen(EventLoop* swift);
   void Unlisten(std::uint64_t id);
@@ -87,7 +89,7 @@ class Acceptor {
 
   Engine* const engine_;
   EventLoop* const loop_;
-  std::uint16_t port_ = 0;
+  std::vector<net::Address> told_;
   net::Admission admission_;  // loop
   net::AcceptGate gate_;      // loop
   std::unordered_map<std::uint64_t, std::unique_ptr<PendingPeer>>

@@ -12,6 +12,15 @@
 #include "ferry/net/builtin.h"
 
 namespace ferry::nccl_net {
+namespace {
+
+std::string HostsIn(const std::vector<net::Address>& addresses) {
+  std::string text;
+  for (const net::Address& address : addresses) text += (text.empty() ? "" : ", ") + address.host;
+  return text;
+}
+
+}  // namespace
 
 Result<std::shared_ptr<Engine>> Engine::Create(Settings settings) {
   // Shared by the contexts and comms that use it.
@@ -42,8 +51,8 @@ Status Engine::Start() {
   }
   InformInit(
       fmt::format("listening on port {} at {}; {} workers, {} bulk lanes for each comm, {} devices",
-                  acceptor_->port(), nic().AddressText(), settings_.workers, settings_.bulk_lanes,
-                  settings_.devices));
+                  acceptor_->told().front().port, HostsIn(acceptor_->told()), settings_.workers,
+                  settings_.bulk_lanes, settings_.devices));
   return Ok();
 }
 

@@ -7,8 +7,7 @@
 #include <fstream>
 #include <set>
 #include <system_error>
-
-#include "bindings/nccl_net/wire.h"
+#include <utility>
 
 namespace ferry::nccl_net {
 namespace {
@@ -50,23 +49,14 @@ std::string PciPathOf(const std::string& interface) {
 
 }  // namespace
 
-std::string Nic::AddressText() const {
-  std::string text;
-  for (const std::string& host : hosts) text += (text.empty() ? "" : ", ") + host;
-  return text;
-}
-
-Nic FindNic(const net::Provider& provider, const Config& config) {
+Nic FindNic(std::vector<net::LocalAddress> addresses) {
   Nic nic;
   std::set<std::string> interfaces;
-  for (const net::LocalAddress& local : provider.Addresses(config)) {
-    if (nic.name.empty()) nic.name = local.interface;
+  for (const net::LocalAddress& local : addresses) {
     if (interfaces.insert(local.interface).second) nic.megabits += SpeedOf(local.interface);
-    if (nic.hosts.size() < kMaxAddresses) nic.hosts.push_back(local.host);
   }
-  if (!config.listen_host.empty()) nic.hosts = {config.listen_host};
-  if (nic.hosts.empty()) nic.hosts = {"127.0.0.1"};
-  if (nic.name.empty()) nic.name = "lo";
+  nic.name = addresses.front().interface;
+  nic.addresses = std::move(addresses);
   if (nic.megabits == 0) nic.megabits = kUnknownMegabits;
   nic.guid = GuidOf(nic.name);
   nic.pci_path = PciPathOf(nic.name);

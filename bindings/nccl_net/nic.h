@@ -4,23 +4,21 @@
 #include <string>
 #include <vector>
 
-#include "ferry/core/config.h"
-#include "ferry/net/provider.h"
+#include "ferry/net/address.h"
 
 namespace ferry::nccl_net {
 
 // All interfaces that the settings allow, presented to NCCL as one NIC with the name and PCI path
 // of the first one.
 struct Nic {
-  std::string name;                // "eth0"
-  std::string pci_path;            // under /sys; empty for a virtual one
-  std::uint64_t guid = 0;          // the same in every process of the machine
-  int megabits = 0;                // Mbit/s of all interfaces together
-  std::vector<std::string> hosts;  // numeric addresses, as many as fit into a handle
-
-  std::string AddressText() const;
+  std::string name;                          // "eth0"
+  std::string pci_path;                      // under /sys; empty for a virtual one
+  std::uint64_t guid = 0;                    // the same in every process of the machine
+  int megabits = 0;                          // Mbit/s of all interfaces together
+  std::vector<net::LocalAddress> addresses;  // that peers may be told
 };
 
-Nic FindNic(const net::Provider& provider, const Config& config);
+// `addresses`: at least one.
+Nic FindNic(std::vector<net::LocalAddress> addresses);
 
 }  // namespace ferry::nccl_net

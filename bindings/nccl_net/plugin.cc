@@ -25,7 +25,7 @@
 #include "bindings/nccl_net/report.h"
 #include "bindings/nccl_net/send_comm.h"
 #include "ferry/core/fork.h"
-#include "ferry/net/builtin.h"
+#include "ferry/net/interface_table.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -105,7 +105,10 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(int oldest) {
   const std::uint64_t descriptors = RaiseDescriptorLimit();
   const unsigned cores = UsableCores(get);
   FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get, cores));
-  settings.nic = FindNic(*net::CreateBuiltinProvider(), settings.config);
+  FERRY_TRY_ASSIGN(net::AddressChoice choice,
+                   net::InterfaceTable::OfThisNamespace()->Choose(
+                       settings.selection, settings.config.interfaces, settings.family));
+  settings.nic = FindNic(std::move(choice.told));
   const NcclTuner tuner = FindNcclTuner(get, CodeOfNccl());
   const NcclRequest request = RequestFor(settings, get, tuner, oldest);
   settings.devices = request.devices;
@@ -317,9 +320,7 @@ int Listen(void* context, int device, void* handle, void** listen_comm) noexcept
     address.listen = pending_comms->id();
     address.key = pending_comms->key();
     address.rank = engine.settings().rank;
-    for (const std::string& host : engine.nic().hosts) {
-      address.at.push_back({host, engine.acceptor().port()});
-    }
+    address.at = engine.acceptor().told();
     if (auto written = WriteHandle(address, handle); !written) {
       engine.acceptor().Unlisten(pending_comms->id());
       return Fail(written.error());

@@ -33,8 +33,8 @@ bool IsRefusal(std::span<const std::byte> meta) {
   return refusal && refusal->type == FrameType::kRefusal;
 }
 
-// The peer's addresses to which a route leads by an interface that may be used. `paths`: the first
-// of each interface; `others`: the rest.
+// The peer's addresses to which an interface leads that may be used. `paths`: the first of each
+// interface by which lanes leave; `others`: the rest.
 struct Routes {
   std::vector<net::Address> paths;
   std::vector<net::Address> others;
@@ -43,11 +43,9 @@ Routes ChooseRoutes(Engine* engine, const std::vector<net::Address>& addresses) 
   Routes routes;
   std::set<std::string> interfaces;
   for (const net::Address& address : addresses) {
-    const std::string interface = engine->provider().InterfaceTo(address);
-    const bool usable =
-        interface == "lo" || net::InterfaceAllowed(engine->settings().config.interfaces, interface);
-    if (interface.empty() || !usable) continue;
-    const bool is_path = interfaces.insert(interface).second;
+    const auto by = engine->provider().InterfacesTo(address, engine->settings().config);
+    if (by.empty()) continue;
+    const bool is_path = interfaces.insert(by.front()).second;
     (is_path ? routes.paths : routes.others).push_back(address);
   }
   return routes;

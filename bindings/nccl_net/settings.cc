@@ -1,9 +1,11 @@
 // Reads the plugin's settings and sizes its threads.
 #include "bindings/nccl_net/settings.h"
 
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <string>
 
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/log.h"
@@ -32,31 +34,25 @@ std::uint32_t MaxPendingPeers(std::uint32_t at_least) {
   return std::max(at_least, static_cast<std::uint32_t>(std::min(kMax, descriptors.rlim_cur / 4)));
 }
 
-}  // namespace
-
-std::string InterfacesOf(std::string_view socket_ifname) {
-  std::string list;
-  if (socket_ifname.substr(0, 1) == "^") {
-    list += '^';
-    socket_ifname.remove_prefix(1);
+// Which addresses peers are told, by our setting or else by NCCL's.
+Status LoadSelection(const Config::Getter& get, Settings* settings) {
+  Config& config = settings->config;
+  std::string& selection = settings->selection;
+  selection = fmt::format("FERRY_INTERFACES={}", config.interfaces);
+  if (const char* names = get("NCCL_SOCKET_IFNAME");
+      names != nullptr && !config.IsSet("interfaces")) {
+    FERRY_TRY(config.Set("interfaces", net::InterfacesOfNccl(names), "NCCL_SOCKET_IFNAME"));
+    selection = fmt::format("NCCL_SOCKET_IFNAME={}", names);
   }
-  const bool exact = socket_ifname.substr(0, 1) == "=";
-  if (exact) socket_ifname.remove_prefix(1);
-  bool first = true;
-  while (!socket_ifname.empty()) {
-    const std::size_t comma = std::min(socket_ifname.find(','), socket_ifname.size());
-    // NCCL allows a port after a name; it has no meaning here.
-    const std::string_view name = socket_ifname.substr(0, std::min(comma, socket_ifname.find(':')));
-    if (!name.empty()) {
-      if (!first) list += ',';
-      list += name;
-      if (!exact) list += '*';
-      first = false;
-    }
-    socket_ifname.remove_prefix(std::min(comma + 1, socket_ifname.size()));
-  }
-  return first ? std::string() : list;
+  const char* const family = get("NCCL_SOCKET_FAMILY");
+  settings->family = net::FamilyOfNccl(family);
+  if (settings->family == net::IpFamily::kAny) return Ok();
+  const std::string more = fmt::format("NCCL_SOCKET_FAMILY={}", family);
+  selection = config.interfaces.empty() ? more : fmt::format("{} with {}", selection, more);
+  return Ok();
 }
+
+}  // namespace
 
 std::uint64_t RaiseDescriptorLimit() {
   constexpr rlim_t kEnough = 65536;
@@ -77,10 +73,7 @@ Result<Settings> LoadSettings(const Config::Getter& get, unsigned cores) {
   Settings settings;
   FERRY_TRY_ASSIGN(settings.config, Config::FromEnvironment(get));
   Config& config = settings.config;
-  if (const char* names = get("NCCL_SOCKET_IFNAME");
-      names != nullptr && !config.IsSet("interfaces")) {
-    FERRY_TRY(config.Set("interfaces", InterfacesOf(names), "NCCL_SOCKET_IFNAME"));
-  }
+  FERRY_TRY(LoadSelection(get, &settings));
   if (!config.IsSet("max_pending_handshakes")) {
     config.max_pending_handshakes = MaxPendingPeers(config.max_pending_handshakes);
   }

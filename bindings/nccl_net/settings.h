@@ -3,23 +3,25 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <string_view>
 
 #include "bindings/nccl_net/nic.h"
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
+#include "ferry/net/local_addresses.h"
 
 namespace ferry::nccl_net {
 
 // The plugin's settings: FERRY_* variables, and values derived from them.
 struct Settings {
   Config config;
-  std::size_t bulk_lanes = 0;     // per comm, in addition to lane 0 (FERRY_LANES)
-  std::size_t workers = 0;        // threads for the bulk lanes (FERRY_WORKERS)
-  std::size_t swift_loops = 0;    // loops for small messages
-  std::uint64_t small_bytes = 0;  // largest small message (FERRY_EAGER_BYTES)
-  int spinners = 0;               // workers that may poll at the same time (FERRY_SPIN)
+  net::IpFamily family = net::IpFamily::kAny;  // of addresses that peers are told
+  std::string selection;                       // what has chosen these, with its value
+  std::size_t bulk_lanes = 0;                  // per comm, in addition to lane 0 (FERRY_LANES)
+  std::size_t workers = 0;                     // threads for the bulk lanes (FERRY_WORKERS)
+  std::size_t swift_loops = 0;                 // loops for small messages
+  std::uint64_t small_bytes = 0;               // largest small message (FERRY_EAGER_BYTES)
+  int spinners = 0;  // workers that may poll at the same time (FERRY_SPIN)
   Nic nic;
   std::size_t devices = 1;  // devices as which NCCL sees the NIC (NcclRequest)
   int max_megabits = std::numeric_limits<int>::max();  // that a device states
@@ -39,9 +41,5 @@ std::size_t BulkLanes(int channels, std::size_t workers);
 // have 32 lanes over eight channels, and soft limits of 1024 are common. Returns the new soft
 // limit, 0 where it is unknown.
 std::uint64_t RaiseDescriptorLimit();
-
-// FERRY_INTERFACES for a value of NCCL_SOCKET_IFNAME: prefixes, or full names after "="; those
-// after "^" are excluded.
-std::string InterfacesOf(std::string_view socket_ifname);
 
 }  // namespace ferry::nccl_net

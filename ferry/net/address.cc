@@ -7,7 +7,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -42,24 +41,6 @@ RawAddress RawOf(const sockaddr* address) {
 
 bool IsIp(const sockaddr* address) {
   return address != nullptr && (address->sa_family == AF_INET || address->sa_family == AF_INET6);
-}
-
-// Bridges and their ports, as container engines make them.
-bool IsVirtual(const std::string& interface) {
-  const std::string base = "/sys/class/net/" + interface;
-  return ::access((base + "/bridge").c_str(), F_OK) == 0 ||
-         ::access((base + "/brport").c_str(), F_OK) == 0;
-}
-
-bool IsLinkLocal(const RawAddress& raw) {
-  if (raw.family() == AF_INET) {
-    sockaddr_in v4{};
-    std::memcpy(&v4, &raw.storage, sizeof v4);
-    return (ntohl(v4.sin_addr.s_addr) >> 16) == 0xA9FE;  // 169.254/16
-  }
-  sockaddr_in6 v6{};
-  std::memcpy(&v6, &raw.storage, sizeof v6);
-  return IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) != 0;
 }
 
 Result<std::uint16_t> ParsePort(std::string_view text, std::string_view whole) {
@@ -200,30 +181,10 @@ std::string InterfaceOf(const Address& local) {
   const Ifaddrs list = ListInterfaces();
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (IsIp(entry->ifa_addr) && FromRaw(RawOf(entry->ifa_addr)).host == local.host) {
-      return entry->ifa_name;
+      return {entry->ifa_name, std::strcspn(entry->ifa_name, ":")};  // without an alias's label
     }
   }
   return "";
-}
-
-std::optional<LocalAddresses> ReadLocalAddresses() {
-  LocalAddresses found;
-  const Ifaddrs list = ListInterfaces();
-  if (!list) return std::nullopt;
-  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
-    if (!IsIp(entry->ifa_addr)) continue;
-    const RawAddress raw = RawOf(entry->ifa_addr);
-    const LocalAddress local{entry->ifa_name, FromRaw(raw).host};
-    found.all.push_back(local);
-    const bool usable = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!usable || IsVirtual(entry->ifa_name) || IsLinkLocal(raw)) continue;
-    found.advertisable.push_back(local);
-  }
-  return found;
-}
-
-std::vector<LocalAddress> AdvertisableAddresses() {
-  return ReadLocalAddresses().value_or(LocalAddresses{}).advertisable;
 }
 
 Result<std::string> SourceTo(const Address& to) {

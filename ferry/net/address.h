@@ -3,10 +3,8 @@
 #include <sys/socket.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "ferry/core/result.h"
 
@@ -56,19 +54,9 @@ std::string InterfaceOf(const Address& local);
 struct LocalAddress {
   std::string interface;
   std::string host;
-};
-// Addresses that a peer on another machine can be told: of interfaces that are up, and not
-// loopback, bridge, container veth or link-local.
-std::vector<LocalAddress> AdvertisableAddresses();
 
-// Every address of this machine's interfaces, and those of them that AdvertisableAddresses() names.
-// Reads them all from the system: the cost grows with their number (InterfaceTable remembers them).
-struct LocalAddresses {
-  std::vector<LocalAddress> all;
-  std::vector<LocalAddress> advertisable;
+  bool operator==(const LocalAddress&) const = default;
 };
-// Returns nothing where the system has no descriptor or memory left to answer.
-std::optional<LocalAddresses> ReadLocalAddresses();
 
 // The local address that the kernel's routing table selects for a numeric destination. Errors: as
 // RouteTo().

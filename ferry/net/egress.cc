@@ -1,11 +1,13 @@
-// Asks rtnetlink for the route of a socket and the device behind its interface.
+// Asks rtnetlink for routes and for the device behind an interface.
 #include "ferry/net/egress.h"
 
 #include <linux/if_link.h>
 #include <linux/rtnetlink.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -20,44 +22,96 @@ namespace {
 // IFLA_PARENT_DEV_NAME, which older headers lack.
 constexpr std::uint16_t kParentDevice = 56;
 
-// The interface through which packets between the two addresses leave; 0 if they stay here.
-int EgressOf(const SocketEnds& ends) {
-  const bool v4 = ends.family == AF_INET;
+std::span<const std::byte> BytesOf(const int& number) {
+  return std::as_bytes(std::span(&number, 1));
+}
+
+rtmsg RouteRequest(int family) {
   rtmsg request{};
-  request.rtm_family = static_cast<unsigned char>(ends.family);
-  request.rtm_dst_len = request.rtm_src_len = v4 ? 32 : 128;
+  request.rtm_family = static_cast<unsigned char>(family);
+  return request;
+}
+
+std::vector<std::byte> BodyOf(const rtmsg& request) {
   std::vector<std::byte> body(NetlinkAligned(sizeof request));
   std::memcpy(body.data(), &request, sizeof request);
-  const std::size_t bytes = v4 ? 4 : 16;
-  AppendAttribute(&body, RTA_DST, std::as_bytes(std::span(ends.remote.address)).first(bytes));
-  AppendAttribute(&body, RTA_SRC, std::as_bytes(std::span(ends.local.address)).first(bytes));
-  const auto answer = AskKernel(NETLINK_ROUTE, RTM_GETROUTE, body, RTM_NEWROUTE);
-  if (!answer || answer->size() < sizeof request) return 0;
-  std::memcpy(&request, answer->data(), sizeof request);
-  const auto attributes = std::span<const std::byte>(*answer).subspan(sizeof request);
-  const auto interface = AttributeIn(attributes, RTA_OIF);
+  return body;
+}
+
+// The attributes of a route to another machine; nothing if there is none.
+std::optional<std::vector<std::byte>> AskRoute(std::span<const std::byte> body) {
+  auto answer = AskKernel(NETLINK_ROUTE, RTM_GETROUTE, body, RTM_NEWROUTE);
+  rtmsg route{};
+  if (!answer || answer->size() < sizeof route) return std::nullopt;
+  std::memcpy(&route, answer->data(), sizeof route);
+  if (route.rtm_type != RTN_UNICAST) return std::nullopt;
+  answer->erase(answer->begin(), answer->begin() + sizeof route);
+  return answer;
+}
+
+// 0 if there is none.
+int InterfaceIn(std::span<const std::byte> route) {
+  const auto interface = AttributeIn(route, RTA_OIF);
   int index = 0;
-  if (request.rtm_type != RTN_UNICAST || !interface || interface->size() != sizeof index) return 0;
-  std::memcpy(&index, interface->data(), sizeof index);
+  if (interface && interface->size() == sizeof index) {
+    std::memcpy(&index, interface->data(), sizeof index);
+  }
   return index;
 }
 
+// The interface that a socket is bound to; 0: none.
+int BindingOf(int socket) {
+  int index = 0;
+  socklen_t bytes = sizeof index;
+  return ::getsockopt(socket, SOL_SOCKET, SO_BINDTOIFINDEX, &index, &bytes) == 0 ? index : 0;
+}
+
+// The interface through which packets between the two addresses leave; 0 if they stay here.
+int EgressOf(const SocketEnds& ends, int bound) {
+  const bool v4 = ends.family == AF_INET;
+  rtmsg request = RouteRequest(ends.family);
+  request.rtm_dst_len = request.rtm_src_len = v4 ? 32 : 128;
+  std::vector<std::byte> body = BodyOf(request);
+  const std::size_t bytes = v4 ? 4 : 16;
+  AppendAttribute(&body, RTA_DST, std::as_bytes(std::span(ends.remote.address)).first(bytes));
+  AppendAttribute(&body, RTA_SRC, std::as_bytes(std::span(ends.local.address)).first(bytes));
+  if (bound != 0) AppendAttribute(&body, RTA_OIF, BytesOf(bound));
+  const auto route = AskRoute(body);
+  return route ? InterfaceIn(*route) : 0;
+}
+
 bool HasDevice(int interface) {
-  ifinfomsg request{};
-  request.ifi_index = interface;
-  const auto answer =
-      AskKernel(NETLINK_ROUTE, RTM_GETLINK, std::as_bytes(std::span(&request, 1)), RTM_NEWLINK);
-  if (!answer || answer->size() < sizeof request) return false;
-  return AttributeIn(std::span<const std::byte>(*answer).subspan(sizeof request), kParentDevice)
-      .has_value();
+  const auto link = AskLink(interface);
+  return link && AttributeIn(*link, kParentDevice).has_value();
 }
 
 }  // namespace
 
 bool LeavesThroughDevice(int socket) {
   const auto ends = EndsOf(socket);
-  const int interface = ends ? EgressOf(*ends) : 0;
+  const int interface = ends ? EgressOf(*ends, BindingOf(socket)) : 0;
   return interface != 0 && HasDevice(interface);
+}
+
+// With RTM_F_FIB_MATCH the kernel answers with an entry of the table. Without it, an address that
+// no entry of this interface covers is taken to be on its link.
+bool LeadsTo(const std::string& interface, const Address& to) {
+  const auto raw = ToRaw(to);
+  const int index = static_cast<int>(::if_nametoindex(interface.c_str()));
+  if (!raw || index == 0) return false;
+  const bool v4 = raw->family() == AF_INET;
+  rtmsg request = RouteRequest(raw->family());
+  request.rtm_dst_len = v4 ? 32 : 128;
+  request.rtm_flags = RTM_F_FIB_MATCH;
+  std::vector<std::byte> body = BodyOf(request);
+  const auto storage = std::as_bytes(std::span(&raw->storage, 1));
+  AppendAttribute(&body, RTA_DST,
+                  v4 ? storage.subspan(offsetof(sockaddr_in, sin_addr), 4)
+                     : storage.subspan(offsetof(sockaddr_in6, sin6_addr), 16));
+  AppendAttribute(&body, RTA_OIF, BytesOf(index));
+  const auto route = AskRoute(body);
+  // An entry with several next hops matches by one that has this interface.
+  return route && (InterfaceIn(*route) == index || AttributeIn(*route, RTA_MULTIPATH));
 }
 
 }  // namespace ferry::net

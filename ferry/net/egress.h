@@ -1,5 +1,8 @@
-// Whether what a socket sends leaves this machine.
+// The interfaces by which packets leave this machine.
 #pragma once
+#include <string>
+
+#include "ferry/net/address.h"
 
 namespace ferry::net {
 
@@ -9,5 +12,10 @@ namespace ferry::net {
 // the kernel does not tell (before Linux 5.14). Where it is true, the pages of a sent payload are
 // no longer read once the peer's TCP has acknowledged it.
 bool LeavesThroughDevice(int socket);
+
+// Whether the routing table has a way to another machine's numeric address by this interface, the
+// best one or not. False where the kernel does not tell (before Linux 4.13). Concerns the network
+// namespace of the calling thread.
+bool LeadsTo(const std::string& interface, const Address& to);
 
 }  // namespace ferry::net

@@ -5,13 +5,16 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "ferry/core/fork.h"
+#include "ferry/net/egress.h"
 
 namespace ferry::net {
 namespace {
@@ -68,10 +71,83 @@ std::string InterfaceTable::InterfaceOf(const Address& local) {
   return it == by_host_.end() ? std::string() : it->second;
 }
 
-std::vector<LocalAddress> InterfaceTable::Advertisable() {
+std::vector<LocalAddress> InterfaceTable::Told(const std::string& list, IpFamily family) {
   const std::lock_guard lock(mutex_);
   RefreshLocked();
-  return advertisable_;
+  return ToldLocked(list, family);
+}
+
+const std::vector<LocalAddress>& InterfaceTable::ToldLocked(const std::string& list,
+                                                            IpFamily family) {
+  const auto [told, is_new] = told_.try_emplace({list, family});
+  if (is_new) told->second = ChooseAddresses(all_, list, family).told;
+  return told->second;
+}
+
+Result<AddressChoice> InterfaceTable::Choose(std::string_view setting, const std::string& list,
+                                             IpFamily family) {
+  const std::lock_guard lock(mutex_);
+  RefreshLocked();
+  if (!filled_) {
+    return Error(Code::kUnavailable,
+                 "cannot read the interfaces of this machine; raise the limit of open files "
+                 "(ulimit -n)");
+  }
+  AddressChoice choice = ChooseAddresses(all_, list, family);
+  if (choice.told.empty()) return NothingSelected(setting, all_, choice);
+  return choice;
+}
+
+std::vector<std::string> InterfaceTable::OthersLocked(const Address& to, const std::string& list,
+                                                      bool any) {
+  constexpr std::size_t kMaxOthers = 16;  // each costs a question to the kernel
+  std::set<std::string> in_subnet;
+  for (const InterfaceAddress& address : shared_) {
+    if (IsInSubnet(to, address)) in_subnet.insert(address.interface);
+  }
+  std::vector<std::string> others;
+  if (in_subnet.empty() && !any) return others;
+  for (const LocalAddress& local : ToldLocked(list, IpFamily::kAny)) {
+    const bool known = std::find(others.begin(), others.end(), local.interface) != others.end();
+    const bool wanted = any || in_subnet.count(local.interface) != 0;
+    if (wanted && !known && others.size() < kMaxOthers) others.push_back(local.interface);
+  }
+  return others;
+}
+
+Ways InterfaceTable::WaysTo(const Address& to, const std::string& list) {
+  Ways ways;
+  if (const auto source = SourceTo(to)) ways.route = InterfaceOf({*source, 0});
+  const bool here = ways.route == "lo" || !InterfaceOf(to).empty();
+  if (!ways.route.empty() && (here || InterfaceAllowed(list, ways.route))) {
+    ways.usable = {ways.route};
+  }
+  if (here) return ways;
+  std::vector<std::string> others;
+  {
+    const std::lock_guard lock(mutex_);
+    RefreshLocked();
+    others = OthersLocked(to, list, ways.usable.empty());
+  }
+  for (std::string& other : others) {
+    if (other != ways.route && LeadsTo(other, to)) ways.usable.push_back(std::move(other));
+  }
+  return ways;
+}
+
+std::vector<LocalAddress> InterfaceTable::InSharedSubnets(const std::string& list, bool excluded) {
+  const std::lock_guard lock(mutex_);
+  RefreshLocked();
+  std::vector<LocalAddress> found;
+  if (shared_.empty()) return found;
+  for (const LocalAddress& told : ToldLocked(list, IpFamily::kAny)) {
+    const bool any = std::any_of(shared_.begin(), shared_.end(), [&](const auto& other) {
+      return other.interface != told.interface && IsInSubnet({told.host, 0}, other) &&
+             !(excluded && InterfaceAllowed(list, other.interface));
+    });
+    if (any) found.push_back(told);
+  }
+  return found;
 }
 
 std::uint64_t InterfaceTable::reads() {
@@ -83,13 +159,15 @@ std::uint64_t InterfaceTable::reads() {
 void InterfaceTable::RefreshLocked() {
   if (!HasChangedLocked() && filled_) return;
   filled_ = false;
-  auto now = ReadLocalAddresses();
+  auto now = ReadInterfaces();
   if (!now) return;  // keep the old list; the next look-up tries again
+  all_ = *std::move(now);
   by_host_.clear();
-  for (LocalAddress& local : now->all) {
-    by_host_.emplace(std::move(local.host), std::move(local.interface));
+  for (const InterfaceAddress& local : all_) {
+    if (!local.host.empty()) by_host_.emplace(local.host, local.interface);
   }
-  advertisable_ = std::move(now->advertisable);
+  shared_ = SharedSubnets(all_);
+  told_.clear();
   filled_ = true;
   ++reads_;
 }

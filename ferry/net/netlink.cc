@@ -49,6 +49,16 @@ std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type
   return bytes;
 }
 
+std::optional<std::vector<std::byte>> AskLink(int index) {
+  ifinfomsg request{};
+  request.ifi_index = index;
+  auto answer =
+      AskKernel(NETLINK_ROUTE, RTM_GETLINK, std::as_bytes(std::span(&request, 1)), RTM_NEWLINK);
+  if (!answer || answer->size() < sizeof request) return std::nullopt;
+  answer->erase(answer->begin(), answer->begin() + sizeof request);
+  return answer;
+}
+
 std::optional<std::span<const std::byte>> AttributeIn(std::span<const std::byte> list,
                                                       std::uint16_t type) {
   rtattr attribute{};

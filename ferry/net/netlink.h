@@ -15,6 +15,9 @@ std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type
                                                 std::span<const std::byte> body,
                                                 std::uint16_t answer_type);
 
+// The attributes of the interface of this index (rtnetlink(7)); nothing if there is none.
+std::optional<std::vector<std::byte>> AskLink(int index);
+
 // The value of the first attribute of `type` in a list of attributes (rtnetlink(7)).
 std::optional<std::span<const std::byte>> AttributeIn(std::span<const std::byte> list,
                                                       std::uint16_t type);

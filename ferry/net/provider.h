@@ -259,8 +259,15 @@ class LinkWatch {
 class Listener {
  public:
   virtual ~Listener() = default;
-  // The listening address, with the port that was bound.
+  // The listening address, with the port that was bound; that of addresses() which comes first.
   virtual const Address& address() const = 0;
+  // All listening addresses, which have one port: more than one for a host name that has several.
+  virtual std::vector<Address> addresses() const { return {address()}; }
+  // Call before the loop runs, or on it. For a machine with several interfaces in one subnet: from
+  // now on, answers to a peer leave by the interface that has the address which the peer has
+  // dialed, as far as its packets arrive there. A lane is lost if the network later delivers them
+  // to another interface, so that only users that replace lost lanes call this.
+  virtual void AnswerByInterfaceOnLoop() {}
   // OnLoop. While paused nothing is accepted, and new connections wait in the kernel's queue; a
   // lane whose TLS handshake is in flight is still delivered. A provider without such a queue goes
   // on accepting.
@@ -284,9 +291,10 @@ class Provider {
   virtual Capabilities capabilities() const = 0;
   // Call before the loop runs, or on it. Binds a free port of config.port_range if address.port is
   // 0. `accepted` runs on `loop` with lanes whose TLS handshake, if any, is complete; earlier
-  // failures are logged. A host name is resolved first, which blocks for at most
-  // config.connect_timeout: do not call this on a loop then. Errors: kUnavailable (ports in use),
-  // kInvalidArgument (address or TLS files), kTimedOut (host name).
+  // failures are logged. A host name stands for all its addresses. It is resolved first, which
+  // blocks for at most config.connect_timeout: do not call this on a loop then. Errors:
+  // kUnavailable (ports in use), kInvalidArgument (address, TLS files, or config.interfaces selects
+  // nothing), kTimedOut (host name).
   virtual Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
                                                    EventLoop* loop, Accepted accepted) = 0;
   // OnLoop; does not block. `connected` runs on `loop` exactly once, by the deadline, with an
@@ -306,12 +314,17 @@ class Provider {
   virtual Result<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> /*memory*/) {
     return RegisteredMemoryUnsupported(name());
   }
-  // Any thread. Addresses at which peers on other machines can reach this one: one per address
-  // family of each interface that config.interfaces allows. Empty where the provider has no such
-  // notion.
+  // Any thread. The addresses that config.interfaces allows peers to be told, the best first
+  // (ChooseAddresses()). Empty where the provider has no such notion.
   virtual std::vector<LocalAddress> Addresses(const Config& /*config*/) const { return {}; }
-  // Any thread. The interface that lanes to a numeric address use; "" if unknown.
-  virtual std::string InterfaceTo(const Address& /*to*/) const { return {}; }
+  // Any thread. The interfaces by which lanes to a numeric address may leave: that of the route,
+  // which Connect() uses, precedes others. Only those that config.interfaces allows, but for "lo"
+  // and addresses of this machine. To use another one than the first, give Connect() a config that
+  // allows only that. Empty where there is none, or where it is unknown.
+  virtual std::vector<std::string> InterfacesTo(const Address& /*to*/,
+                                                const Config& /*config*/) const {
+    return {};
+  }
   // Call before the loop runs, or on it; `changed` runs on the loop. Null where links are not
   // watched.
   virtual std::unique_ptr<LinkWatch> WatchLinks(EventLoop* /*loop*/, LinkChanged /*changed*/) {

@@ -39,28 +39,13 @@ void Endpoint::Close() {
 }
 
 const Uuid& Endpoint::id() const noexcept { return core_->id(); }
-std::uint16_t Endpoint::port() const noexcept { return core_->listening().port; }
+std::uint16_t Endpoint::port() const noexcept { return core_->port(); }
 std::uint16_t Endpoint::metrics_port() const noexcept { return core_->metrics_port(); }
 EndpointCounters Endpoint::Counters() const {
   return core_.forked() ? EndpointCounters() : core_->Counters();
 }
 
-EndpointAddress Endpoint::address() const {
-  EndpointAddress address{core_->id(), {}};
-  if (!core_->config().listen_host.empty()) {
-    address.at.push_back(core_->listening());
-    return address;
-  }
-  const std::vector<net::LocalAddress> advertisable = net::AdvertisableAddresses();
-  // Without a network, peers are on this machine.
-  if (advertisable.empty()) address.at.push_back({"127.0.0.1", port()});
-  for (const net::LocalAddress& local : advertisable) {
-    if (address.at.size() == EndpointAddress::kMaxAddresses) break;
-    if (!net::InterfaceAllowed(core_->config().interfaces, local.interface)) continue;
-    address.at.push_back({local.host, port()});
-  }
-  return address;
-}
+EndpointAddress Endpoint::address() const { return core_->Told(); }
 
 Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights,
                                   std::optional<std::uint64_t> token) {

@@ -31,9 +31,9 @@ namespace ferry::transfer {
 // endpoint.
 class Endpoint {
  public:
-  // `provider`: null for the one that config.provider names. Errors: kInvalidArgument (config, or
-  // there is no such plugin), kUnavailable (ports, file descriptors, a plugin that does not start),
-  // kUnsupported (not a plugin).
+  // `provider`: null for the one that config.provider names. Errors: kInvalidArgument (config,
+  // config.interfaces selects no address, or there is no such plugin), kUnavailable (ports, file
+  // descriptors, a plugin that does not start), kUnsupported (not a plugin).
   static Result<Endpoint> Create(const Config& config,
                                  std::unique_ptr<net::Provider> provider = nullptr);
   Endpoint(Endpoint&&) = default;
@@ -46,8 +46,9 @@ class Endpoint {
   EndpointCounters Counters() const;
   // Port at which metrics are served; 0 if config.metrics_address is empty or cannot be served.
   std::uint16_t metrics_port() const noexcept;
-  // All addresses that a peer may try, or only config.listen_host if that is set. On a machine
-  // without a network, that of loopback.
+  // The addresses that a peer may try, the best first: those of the interfaces that
+  // config.interfaces allows (docs/howto/two_machines.md), or of config.listen_host if that is set.
+  // On a machine without a network, that of loopback. Reads the interfaces if they have changed.
   EndpointAddress address() const;
 
   // Registers memory for transfers. Host memory, or memory of one GPU (cudaMalloc); the kind is

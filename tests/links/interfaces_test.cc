@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "ferry/core/units.h"
 #include "tests/links/network_pair.h"
@@ -248,6 +250,70 @@ TEST_F(InterfacesTest, EverythingWorksWithSmallFrames) {
   AwaitSpread(2);
   ExpectRate(WriteLarge(1), BytesPerSecond(4000), "MTU 1500, 2 links of 2 Gbit/s");
 }
+
+// ---- several interfaces in one subnet -----------------------------------------------------------
+
+class SubnetTest : public InterfacesTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // Two links of one subnet, IPv6 or not. Begin() would connect and measure by the first one alone.
+  void BeginBy(std::size_t link, const Settings& settings) {
+    PairOptions options = Links({0, 0}, 9000, /*ipv6=*/GetParam());
+    options.one_subnet = true;
+    network_.emplace(options);
+    far_.emplace(network_->far(), settings);
+    near_.emplace(network_->near(), settings);
+    const std::string host = network_->FarAddress(link);
+    near_->ConnectTo(GetParam() ? fmt::format("[{}]:{}", host, kPort)
+                                : fmt::format("{}:{}", host, kPort));
+    far_->Accept();
+  }
+  // A transfer by each side.
+  void WriteBothWays() {
+    for (const auto& [from, to] : {std::pair{&*near_, &*far_}, std::pair{&*far_, &*near_}}) {
+      auto& key = keys_[from];
+      if (key.empty()) {
+        key = to->Region("in", kFlowPumped, 1000);
+        from->Region("out", kFlowPumped, 1);
+      }
+      from->Ask("write out " + ToHex(key));
+      ASSERT_EQ(from->Outcome(), "done");
+      EXPECT_EQ(to->Digest("in"), from->Digest("out"));
+    }
+  }
+
+  std::map<EnginePeer*, std::vector<std::byte>> keys_;  // of the other side's region
+};
+
+TEST_P(SubnetTest, AListThatNamesTheSecondLinkUsesThatLinkBothWays) {
+  BeginBy(1, TestSettings({"interfaces=l1"}));
+  WriteBothWays();
+  for (const std::string& interface : near_->Interfaces()) EXPECT_EQ(interface, "l1");
+  for (const std::string& network : {network_->near(), network_->far()}) {
+    EXPECT_GE(network_->SentBytes(network, 1), kFlowPumped) << network;
+    EXPECT_LT(network_->SentBytes(network, 0), kMiB) << network;
+  }
+}
+
+TEST_P(SubnetTest, WithoutAListBothLinksCarry) {
+  BeginBy(0, TestSettings());
+  AwaitSpread(2);
+  const Deadline deadline = TestDeadline();
+  const auto both_carry = [this] {
+    for (const std::string& network : {network_->near(), network_->far()}) {
+      for (const std::size_t link : {0U, 1U}) {
+        if (network_->SentBytes(network, link) < kMiB) return false;
+      }
+    }
+    return true;
+  };
+  do {
+    WriteBothWays();
+  } while (!both_carry() && !HasFailure() && !deadline.expired());
+  EXPECT_TRUE(both_carry());
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, SubnetTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Ipv6" : "Ipv4"; });
 
 }  // namespace
 }  // namespace ferry::tests

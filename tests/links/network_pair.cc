@@ -87,11 +87,17 @@ NetworkPair::NetworkPair(const PairOptions& options)
   for (std::size_t i = 0; i < options_.links.size(); ++i) {
     Must(fmt::format("ip -n {} link add name l{} mtu {} type veth peer name l{} mtu {} netns {}",
                      near_, i, options_.mtu, i, options_.mtu, far_));
-    int side = 1;
+    std::size_t side = 1;
     for (const std::string& network : {near_, far_}) {
-      Must(options_.ipv6
-               ? fmt::format("ip -n {} addr add fd77:{}::{}/64 dev l{} nodad", network, i, side, i)
-               : fmt::format("ip -n {} addr add 10.77.{}.{}/24 dev l{}", network, i, side, i));
+      Must(fmt::format("ip -n {} addr add {} dev l{}", network,
+                       AddressOf(i, side) + (options_.ipv6 ? "/64 nodad" : "/24"), i));
+      // Else what comes over a link that the route does not use is dropped.
+      if (options_.one_subnet && !options_.ipv6) {
+        Must(
+            fmt::format("ip netns exec {} sysctl -qw net.ipv4.conf.all.rp_filter=0 "
+                        "net.ipv4.conf.l{}.rp_filter=0",
+                        network, i));
+      }
       Must(fmt::format("ip -n {} link set l{} up", network, i));
       Limit(network, i, options_.links[i].mbits, "add");
       ++side;
@@ -106,8 +112,18 @@ NetworkPair::~NetworkPair() {
   for (const std::string& network : {near_, far_}) (void)Run("ip netns del " + network);
 }
 
-std::string NetworkPair::FarAddress(std::size_t link) const {
-  return options_.ipv6 ? fmt::format("fd77:{}::2", link) : fmt::format("10.77.{}.2", link);
+std::string NetworkPair::AddressOf(std::size_t link, std::size_t side) const {
+  const std::size_t subnet = options_.one_subnet ? 0 : link;
+  const std::size_t host = side + (options_.one_subnet ? 10 * link : 0);
+  return options_.ipv6 ? fmt::format("fd77:{}::{}", subnet, host)
+                       : fmt::format("10.77.{}.{}", subnet, host);
+}
+
+std::uint64_t NetworkPair::SentBytes(const std::string& network, std::size_t link) const {
+  const Ended read = Run(
+      fmt::format("ip netns exec {} cat /sys/class/net/l{}/statistics/tx_bytes", network, link));
+  if (read.status != 0) throw std::runtime_error("no counter: " + read.said);
+  return std::stoull(read.said);
 }
 
 void NetworkPair::Limit(const std::string& network, std::size_t link, int mbits, const char* verb) {
@@ -120,7 +136,7 @@ void NetworkPair::SetLink(std::size_t link, bool up) {
   Must(fmt::format("ip -n {} link set l{} {}", near_, link, up ? "up" : "down"));
   // Taking a link down takes its IPv6 addresses along.
   if (up && options_.ipv6) {
-    Must(fmt::format("ip -n {} addr replace fd77:{}::1/64 dev l{} nodad", near_, link, link));
+    Must(fmt::format("ip -n {} addr replace {}/64 dev l{} nodad", near_, AddressOf(link, 1), link));
   }
 }
 

@@ -1,5 +1,7 @@
 // Two network namespaces owned by a test, with rate-limited links between them.
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +16,8 @@ struct PairOptions {
   std::vector<LinkSpec> links;
   int mtu = 9000;
   bool ipv6 = false;  // and no IPv4
+  // All links are in the subnet of the first; the routes of both sides use that one alone.
+  bool one_subnet = false;
 };
 
 // The interfaces are l0, l1, ... in both; addresses are those of near() and far(). The destructor
@@ -31,7 +35,9 @@ class NetworkPair {
   const std::string& near() const noexcept { return near_; }
   const std::string& far() const noexcept { return far_; }
   // Without brackets.
-  std::string FarAddress(std::size_t link) const;
+  std::string FarAddress(std::size_t link) const { return AddressOf(link, 2); }
+  // What a side's end of the link has sent since it was made.
+  std::uint64_t SentBytes(const std::string& network, std::size_t link) const;
 
   // Sets the near end of the link down, or up, for both sides.
   void SetLink(std::size_t link, bool up);
@@ -42,6 +48,8 @@ class NetworkPair {
   void SetBlackHole(std::size_t link, bool on);
 
  private:
+  // `side`: 1 near, 2 far.
+  std::string AddressOf(std::size_t link, std::size_t side) const;
   void Limit(const std::string& network, std::size_t link, int mbits, const char* verb);
 
   const PairOptions options_;

@@ -29,6 +29,7 @@ namespace {
 
 using net::Bad;
 using net::BadAddress;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr const char* kFirstHost = "10.79.0.1";
@@ -149,6 +150,57 @@ TEST_F(Addresses, AllTogetherHaveTheTimeOfOneConnect) {
   connecting->Command(ConnectCommand());
   EXPECT_NE(FailureIn(connecting), "");
   tests::ExpectWithin(since.elapsed(), kConnectTimeout, "the end of connect");
+}
+
+// ---- which addresses are told -------------------------------------------------------------------
+
+TEST_F(Addresses, AListThatSelectsNothingFailsInit) {
+  const std::pair<const char*, const char*> lists[] = {
+      {"NCCL_SOCKET_IFNAME", "nosuch0"},   {"NCCL_SOCKET_IFNAME", "==eth9"},
+      {"NCCL_SOCKET_IFNAME", "192.0.2.9"}, {"NCCL_SOCKET_IFNAME", "^held,d,lo"},
+      {"FERRY_INTERFACES", "nosuch0"},     {"FERRY_INTERFACES", "^held,d?"}};
+  for (const auto& [name, list] : lists) {
+    testing::AskedPeer peer = PeerInside({{name, list}});
+    peer->Command("devices");
+    EXPECT_THAT(FailureIn(peer), AllOf(HasSubstr("ncclInvalidUsage"), HasSubstr("d0 10.79.0.1"),
+                                       HasSubstr(fmt::format("{}={} selects", name, list))));
+  }
+  testing::AskedPeer peer =
+      PeerInside({{"NCCL_SOCKET_IFNAME", "d"}, {"NCCL_SOCKET_FAMILY", "AF_INET6"}});
+  peer->Command("devices");
+  EXPECT_THAT(FailureIn(peer),
+              AllOf(HasSubstr("ncclInvalidUsage"),
+                    HasSubstr("NCCL_SOCKET_IFNAME=d with NCCL_SOCKET_FAMILY=AF_INET6 selects"),
+                    HasSubstr("d0 10.79.0.1 (left out by NCCL_SOCKET_FAMILY)")));
+}
+
+std::vector<std::string> HostsIn(const std::string& handle) {
+  std::vector<std::string> hosts;
+  const ListenAddress address = tests::Must(ReadHandle(testing::HandleOf(handle).data()));
+  for (const net::Address& at : address.at) hosts.push_back(at.host);
+  return hosts;
+}
+
+TEST_F(Addresses, AreThoseThatTheListAndTheFamilySelect) {
+  using ::testing::ElementsAre;
+  EXPECT_THAT(HostsIn(PeerInside({{"NCCL_SOCKET_IFNAME", "d"}})->Ask("listen")),
+              ElementsAre(kFirstHost, kSecondHost));
+  EXPECT_THAT(HostsIn(PeerInside({{"NCCL_SOCKET_IFNAME", "^=d0,held"}})->Ask("listen")),
+              ElementsAre(kSecondHost));
+  EXPECT_THAT(HostsIn(PeerInside({{"FERRY_INTERFACES", "d1"}, {"NCCL_SOCKET_IFNAME", "nosuch0"}})
+                          ->Ask("listen")),
+              ElementsAre(kSecondHost));
+  EXPECT_THAT(HostsIn(PeerInside({{"NCCL_SOCKET_IFNAME", "lo"}, {"NCCL_SOCKET_FAMILY", "AF_INET"}})
+                          ->Ask("listen")),
+              ElementsAre("127.0.0.1"));
+}
+
+TEST_F(Addresses, OfANameAreNumericOrInitFails) {
+  EXPECT_THAT(HostsIn(PeerInside({{"FERRY_LISTEN_HOST", "localhost"}})->Ask("listen")),
+              ::testing::Contains("127.0.0.1"));
+  testing::AskedPeer peer = PeerInside({{"FERRY_LISTEN_HOST", "nosuch.invalid"}});
+  peer->Command("devices");
+  EXPECT_THAT(FailureIn(peer), AllOf(HasSubstr("init failed"), HasSubstr("nosuch.invalid")));
 }
 
 }  // namespace

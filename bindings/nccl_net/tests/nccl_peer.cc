@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <sstream>
 
 namespace ferry::nccl_net::testing {
@@ -128,10 +129,17 @@ Handle HandleOf(const std::string& hex) {
 }
 
 int RunNcclPeer(tests::LinePipe& parent, int version) {
-  PeerOfPlugin peer(version);
+  std::optional<PeerOfPlugin> peer;
+  std::string failure;
+  try {
+    peer.emplace(version);
+  } catch (const std::exception& error) {
+    failure = InOneLine(error.what());
+  }
   return tests::Obey(parent, [&](const std::string& line) -> Result<std::string> {
+    if (!peer) return Error(Code::kUnavailable, failure);
     try {
-      return peer.CarryOut(line);
+      return peer->CarryOut(line);
     } catch (const std::exception& error) {
       return Error(Code::kInternal, InOneLine(error.what()));
     }

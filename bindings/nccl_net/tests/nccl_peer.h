@@ -48,7 +48,8 @@ Handle HandleOf(const std::string& hex);
 // The peer's main: listen, connect HANDLE, accept, echo BYTES, sink BYTES, stream BYTES COUNT (both
 // ways at once), variable NAME (its value), logged TEXT (which is the answer where it was, and the
 // log where it was not), devices (their number), last BYTES (and closes), compare BYTES COUNT (with
-// PatternOf, one after another, and closes).
+// PatternOf, one after another, and closes). Where init fails, so does each of these, with its
+// error.
 int RunNcclPeer(tests::LinePipe& parent, int version);
 
 }  // namespace ferry::nccl_net::testing

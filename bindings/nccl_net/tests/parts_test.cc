@@ -49,24 +49,22 @@ Result<Settings> SettingsWith(const std::map<std::string, std::string>& variable
   return LoadSettings(Environment(variables), kManyCores);
 }
 
-TEST(NcclSettings, ReadInterfacesAsNcclMeansThem) {
-  EXPECT_EQ(InterfacesOf(""), "");
-  EXPECT_EQ(InterfacesOf("eth"), "eth*");
-  EXPECT_EQ(InterfacesOf("eth0,ib1"), "eth0*,ib1*");
-  EXPECT_EQ(InterfacesOf("=eth0,eth1"), "eth0,eth1");
-  EXPECT_EQ(InterfacesOf("^docker,lo"), "^docker*,lo*");
-  EXPECT_EQ(InterfacesOf("^=docker0"), "^docker0");
-  EXPECT_EQ(InterfacesOf("eth0:1234,,eth1"), "eth0*,eth1*");
-  EXPECT_EQ(InterfacesOf("^"), "");
-}
-
 TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
   const auto theirs = SettingsWith({{"NCCL_SOCKET_IFNAME", "=ens1"}});
   ASSERT_TRUE(theirs);
   EXPECT_EQ(theirs->config.interfaces, "ens1");
+  EXPECT_EQ(theirs->selection, "NCCL_SOCKET_IFNAME==ens1");
   const auto ours = SettingsWith({{"NCCL_SOCKET_IFNAME", "=ens1"}, {"FERRY_INTERFACES", "ens2"}});
   ASSERT_TRUE(ours);
   EXPECT_EQ(ours->config.interfaces, "ens2");
+  EXPECT_EQ(ours->selection, "FERRY_INTERFACES=ens2");
+  const auto family =
+      SettingsWith({{"NCCL_SOCKET_IFNAME", "ens"}, {"NCCL_SOCKET_FAMILY", "AF_INET6"}});
+  ASSERT_TRUE(family);
+  EXPECT_EQ(family->family, net::IpFamily::kIpv6);
+  EXPECT_EQ(family->selection, "NCCL_SOCKET_IFNAME=ens with NCCL_SOCKET_FAMILY=AF_INET6");
+  EXPECT_EQ(SettingsWith({{"NCCL_SOCKET_FAMILY", "AF_INET"}})->selection,
+            "NCCL_SOCKET_FAMILY=AF_INET");
 }
 
 using Variables = std::vector<std::pair<std::string, std::string>>;

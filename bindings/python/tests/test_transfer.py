@@ -383,6 +383,8 @@ def test_wrong_settings_are_named():
         transfer.Endpoint(lane_count=4)
     with pytest.raises(tensorferry.InvalidArgument, match="lanes"):
         transfer.Endpoint(lanes=-4)
+    with pytest.raises(tensorferry.InvalidArgument, match="interfaces=nosuch0 .* this machine has lo 127.0.0.1"):
+        transfer.Endpoint(interfaces="nosuch0")
     with pytest.raises(ValueError, match="these 10 bytes are not an endpoint address"):
         transfer.Endpoint(listen_host="127.0.0.1").connect(b"no address")
 

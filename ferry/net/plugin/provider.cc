@@ -64,6 +64,7 @@ class PluginListener final : public Listener {
 
   void Take(std::unique_ptr<Listener> listener) { listener_ = std::move(listener); }
   const Address& address() const override { return listener_->address(); }
+  std::vector<Address> addresses() const override { return listener_->addresses(); }
   void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
     listener_->ExpectOnLoop(host, lanes, until);
@@ -215,7 +216,9 @@ class PluginProvider final : public Provider {
   std::vector<LocalAddress> Addresses(const Config& config) const override {
     return control_->Addresses(config);
   }
-  std::string InterfaceTo(const Address& to) const override { return control_->InterfaceTo(to); }
+  std::vector<std::string> InterfacesTo(const Address& to, const Config& config) const override {
+    return control_->InterfacesTo(to, config);
+  }
   std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
     return control_->WatchLinks(loop, std::move(changed));
   }

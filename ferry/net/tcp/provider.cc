@@ -7,7 +7,10 @@
 #include <cerrno>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ferry/core/log_limiter.h"
 #include "ferry/net/interface_table.h"
@@ -54,17 +57,77 @@ Result<std::unique_ptr<Lane>> MakeLane(SecureSocket socket, const Config& config
 
 // Accepts per turn of the loop, so that handshakes of accepted peers and the loop's lanes also make
 // progress.
-constexpr int kAcceptsPerTurn = 16;
+constexpr std::size_t kAcceptsPerTurn = 16;
 // The kernel limits this to net.core.somaxconn. Connections wait in this queue while accepting is
 // paused.
 constexpr int kBacklog = 65535;
 
+// One listening port, at one address or several.
+struct Listening {
+  std::vector<UniqueFd> sockets;
+  std::vector<Address> addresses;  // of the sockets; an empty host is all addresses
+};
+
+Status SetReusePort(int fd, bool on) {
+  const int value = on ? 1 : 0;
+  if (::setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &value, sizeof value) == 0) return Ok();
+  return ErrnoError("setsockopt SO_REUSEPORT", errno);
+}
+
+// Needs no privilege from Linux 5.7 on.
+Status BindToInterface(int fd, const std::string& interface) {
+  if (::setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, interface.c_str(),
+                   static_cast<socklen_t>(interface.size())) == 0) {
+    return Ok();
+  }
+  return ErrnoError(fmt::format("binding a socket to {}", interface), errno);
+}
+
+Result<UniqueFd> ListenByInterface(const LocalAddress& local, std::uint16_t port,
+                                   const Config& config) {
+  const int on = 1;
+  FERRY_TRY_ASSIGN(const RawAddress raw, ToRaw({local.host, port}));
+  FERRY_TRY_ASSIGN(UniqueFd fd, OpenSocket(raw.family(), config));
+  (void)::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  FERRY_TRY(SetReusePort(fd.get(), true));
+  FERRY_TRY(BindToInterface(fd.get(), local.interface));
+  if (::bind(fd.get(), raw.get(), raw.length) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+    return ErrnoError(fmt::format("listening on {} by {}", local.host, local.interface), errno);
+  }
+  return fd;
+}
+
+// Sockets that are bound to the addresses' interfaces take the connections whose packets arrive
+// there, and answer by that interface; those of `listening` take the rest. What cannot be had is
+// left to these.
+std::vector<UniqueFd> ListenByInterfaces(const Listening& listening,
+                                         const std::vector<LocalAddress>& locals,
+                                         const Config& config) {
+  std::vector<UniqueFd> sockets;
+  // Two sockets may listen at one address while both have this option. The port was bound without
+  // it, so that it is nobody else's; and it is off again before another process can join.
+  const auto share = [&listening](bool on) {
+    for (const UniqueFd& fd : listening.sockets) (void)SetReusePort(fd.get(), on);
+  };
+  share(true);
+  for (const LocalAddress& local : locals) {
+    auto fd = ListenByInterface(local, listening.addresses.front().port, config);
+    if (fd) {
+      sockets.push_back(*std::move(fd));
+    } else {
+      Log(LogLevel::kInfo, "tcp", "{}", fd.error().message());
+    }
+  }
+  share(false);
+  for (const UniqueFd& fd : sockets) (void)SetReusePort(fd.get(), false);
+  return sockets;
+}
+
 class TcpListener final : public Listener, private EventLoop::Handler, private EventLoop::Deferred {
  public:
-  TcpListener(UniqueFd fd, Address address, const Config& config, EventLoop* loop,
+  TcpListener(Listening listening, const Config& config, EventLoop* loop,
               SharedInterfaces interfaces, Provider::Accepted accepted)
-      : fd_(std::move(fd)),
-        address_(std::move(address)),
+      : listening_(std::move(listening)),
         config_(config),
         loop_(loop),
         interfaces_(std::move(interfaces)),
@@ -73,22 +136,43 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   // Call before Watch().
   void UseTls(std::shared_ptr<TlsContextCache> tls) {  // shared with the provider
     acceptor_.emplace([this, tls = std::move(tls)] { return tls->Get(config_); }, config_, loop_,
-                      address_.ToString(),
+                      address().ToString(),
                       [this](SecureSocket socket) { Deliver(std::move(socket)); },
                       [this](bool full) { SetReason(&handshakes_full_, full); });
   }
 
   ~TcpListener() override {
-    loop_->UnwatchOnLoop(fd_.get(), this);
     loop_->CancelDeferredOnLoop(this);
     if (retry_ != 0) loop_->CancelTimerOnLoop(retry_);
-    // close() alone would leave the port, and a queue of connections, to another process that holds
-    // the descriptor.
-    (void)::shutdown(fd_.get(), SHUT_RDWR);
+    for (const UniqueFd& fd : listening_.sockets) {
+      loop_->UnwatchOnLoop(fd.get(), this);
+      // close() alone would leave the port, and a queue of connections, to another process that
+      // holds the descriptor.
+      (void)::shutdown(fd.get(), SHUT_RDWR);
+    }
   }
 
-  const Address& address() const override { return address_; }
-  Status Watch() { return loop_->WatchOnLoop(fd_.get(), EPOLLIN, this); }
+  const Address& address() const override { return listening_.addresses.front(); }
+  std::vector<Address> addresses() const override { return listening_.addresses; }
+  Status Watch() {
+    for (const UniqueFd& fd : listening_.sockets) {
+      FERRY_TRY(loop_->WatchOnLoop(fd.get(), EPOLLIN, this));
+    }
+    return Ok();
+  }
+  void AnswerByInterfaceOnLoop() override { AddByInterface(/*excluded=*/false); }
+  // `excluded`: only where answers would otherwise leave by an interface that the list excludes.
+  void AddByInterface(bool excluded) {
+    auto locals = interfaces_->InSharedSubnets(config_.interfaces, excluded);
+    const auto none = [this](const LocalAddress& local) { return !MayBeBound(local); };
+    locals.erase(std::remove_if(locals.begin(), locals.end(), none), locals.end());
+    if (locals.empty()) return;
+    for (const LocalAddress& local : locals) by_interface_.insert(local.host);
+    for (UniqueFd& fd : ListenByInterfaces(listening_, locals, config_)) {
+      (void)loop_->WatchOnLoop(fd.get(), EPOLLIN, this);
+      listening_.sockets.push_back(std::move(fd));
+    }
+  }
   void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
     if (acceptor_) acceptor_->ExpectOnLoop(host, lanes, until);
@@ -96,6 +180,15 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
 
  private:
   bool paused() const noexcept { return paused_by_user_ || handshakes_full_; }
+  // Whether it listens at the address, and not by a socket of its interface yet.
+  bool MayBeBound(const LocalAddress& local) const {
+    const auto covers = [&local](const Address& at) {
+      return at.host.empty() || at.host == "::" || at.host == local.host ||
+             (at.host == "0.0.0.0" && local.host.find(':') == std::string::npos);
+    };
+    const auto& all = listening_.addresses;
+    return by_interface_.count(local.host) == 0 && std::any_of(all.begin(), all.end(), covers);
+  }
   // Sets or clears one of the reasons to pause.
   void SetReason(bool* reason, bool on) {
     *reason = on;
@@ -116,22 +209,26 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   }
 
   void AcceptSome() {
-    for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    const std::size_t sockets = listening_.sockets.size();
+    std::size_t empty = 0;  // sockets in a row that had no connection
+    for (std::size_t i = 0; i < kAcceptsPerTurn + sockets; ++i) {
       if (paused()) return;
+      const int socket = listening_.sockets[next_++ % sockets].get();
       UniqueFd fd = ClosedInChildren(
-          UniqueFd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)));
+          UniqueFd(::accept4(socket, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)));
+      if (fd) empty = 0;
       if (fd && acceptor_) {
         acceptor_->OnAccept(std::move(fd));
       } else if (fd) {
         Deliver(WithoutTls(std::move(fd)));
       } else if (errno == EAGAIN) {
-        return;
+        if (++empty == sockets) return;
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         return RetryLater(errno);
       }
       // Other errors concern only the connection that was about to be accepted (accept(2)).
     }
-    // The socket is watched edge-triggered: what remains in the queue causes no further event.
+    // The sockets are watched edge-triggered: what remains in a queue causes no further event.
     RequestTurn();
   }
 
@@ -140,7 +237,7 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
     if (lane) {
       accepted_(*std::move(lane));
     } else {
-      const std::string here = address_.ToString();
+      const std::string here = address().ToString();
       PeerLogLimiter().Write(
           LogLevel::kWarn, "tcp", here, {},
           fmt::format("dropped a connection to {}: {}", here, lane.error().message()));
@@ -151,15 +248,16 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   void RetryLater(int error_number) {
     if (retry_ != 0) return;
     Log(LogLevel::kWarn, "tcp", "cannot accept on {}: {}; trying again in 100 ms",
-        address_.ToString(), ErrnoError("accept4", error_number).message());
+        address().ToString(), ErrnoError("accept4", error_number).message());
     retry_ = loop_->AddTimerOnLoop(Clock::now() + milliseconds(100), [this] {
       retry_ = 0;
       AcceptSome();
     });
   }
 
-  UniqueFd fd_;
-  Address address_;
+  Listening listening_;
+  std::set<std::string> by_interface_;  // hosts at which sockets of their interfaces listen
+  std::size_t next_ = 0;                // socket to accept from
   Config config_;
   EventLoop* loop_;
   const SharedInterfaces interfaces_;
@@ -171,11 +269,32 @@ class TcpListener final : public Listener, private EventLoop::Handler, private E
   bool next_turn_requested_ = false;
 };
 
-// The numeric listening address: peers are told this address and need no name servers for it.
-Result<Address> NumericOf(const Address& address, const Config& config) {
-  if (ToRaw(address)) return address;
-  FERRY_TRY_ASSIGN(auto all, Resolve(address, Deadline::After(config.connect_timeout)));
-  return std::move(all.front());
+// The numeric listening addresses: peers are told these and need no name servers for them.
+Result<std::vector<Address>> NumericOf(const Address& wanted, const Config& config,
+                                       InterfaceTable* interfaces) {
+  if (ToRaw(wanted)) return std::vector{wanted};
+  FERRY_TRY_ASSIGN(const auto found, Resolve(wanted, Deadline::After(config.connect_timeout)));
+  std::vector<Address> all;
+  std::vector<Address> here;
+  bool loopback = true;
+  for (const Address& address : found) {
+    if (std::find(all.begin(), all.end(), address) != all.end()) continue;
+    all.push_back(address);
+    if (interfaces->InterfaceOf(address).empty()) continue;
+    here.push_back(address);
+    FERRY_TRY_ASSIGN(const RawAddress raw, ToRaw(address));
+    loopback = loopback && IsLoopback(raw);
+  }
+  // A name may have addresses of other machines, too; where it has no other, bind(2) says so.
+  if (here.empty()) return all;
+  if (loopback && wanted.host.find("localhost") == std::string::npos) {
+    Log(LogLevel::kWarn, "tcp",
+        "listening on {} only, which is what the name {} stands for here: peers on other machines "
+        "cannot connect; give {} its network address in /etc/hosts, or set FERRY_LISTEN_HOST to "
+        "an address, or leave it empty",
+        here.front().host, wanted.host, wanted.host);
+  }
+  return here;
 }
 
 Error PortInUse(const Address& address) {
@@ -215,16 +334,40 @@ Result<UniqueFd> BindAndListen(const Address& address, const Config& config) {
   return opened;
 }
 
-Result<UniqueFd> ListenInRange(Address address, const Config& config) {
-  if (address.port != 0) return BindAndListen(address, config);
-  if (config.port_first == 0) return BindAndListen(address, config);
+// At all addresses with one port; 0: any that is free.
+Result<Listening> BindAll(const std::vector<Address>& addresses, std::uint16_t port,
+                          const Config& config) {
+  Listening listening;
+  for (Address address : addresses) {
+    address.port = port;
+    FERRY_TRY_ASSIGN(UniqueFd fd, BindAndListen(address, config));
+    FERRY_TRY_ASSIGN(const Address bound, LocalAddressOf(fd.get()));
+    port = bound.port;
+    // The host as it was asked for: "", for all interfaces, is not the same as "::" to the caller.
+    listening.addresses.push_back({address.host, port});
+    listening.sockets.push_back(std::move(fd));
+  }
+  return listening;
+}
+
+Result<Listening> ListenInRange(const std::vector<Address>& addresses, const Config& config) {
+  constexpr int kTries = 16;  // the port that is free at one address may be taken at the next
+  const std::uint16_t wanted = addresses.front().port;
+  if (wanted != 0) return BindAll(addresses, wanted, config);
+  if (config.port_first == 0) {
+    auto listening = BindAll(addresses, 0, config);
+    for (int i = 1; i < kTries && !listening; ++i) {
+      if (listening.error().code() != Code::kUnavailable) break;
+      listening = BindAll(addresses, 0, config);
+    }
+    return listening;
+  }
   for (unsigned port = config.port_first; port <= config.port_last; ++port) {
-    address.port = static_cast<std::uint16_t>(port);
-    auto fd = BindAndListen(address, config);
+    auto listening = BindAll(addresses, static_cast<std::uint16_t>(port), config);
     const bool is_range = config.port_first < config.port_last;
     // kUnavailable: the port is taken (PortInUse()). Any other error would be the same for every
     // port.
-    if (fd || !is_range || fd.error().code() != Code::kUnavailable) return fd;
+    if (listening || !is_range || listening.error().code() != Code::kUnavailable) return listening;
   }
   return Error(Code::kUnavailable,
                fmt::format("every port from {} to {} is taken; widen FERRY_PORT_RANGE",
@@ -270,6 +413,7 @@ class Connecting final : private EventLoop::Handler {
   Status Begin() {
     FERRY_TRY_ASSIGN(const RawAddress raw, ToRaw(address_));
     FERRY_TRY_ASSIGN(fd_, OpenSocket(raw.family(), config_));
+    if (!config_.interfaces.empty()) FERRY_TRY(BindIfExcluded());
     if (::connect(fd_.get(), raw.get(), raw.length) != 0 && errno != EINPROGRESS) {
       return Refused(errno);
     }
@@ -277,6 +421,20 @@ class Connecting final : private EventLoop::Handler {
     FERRY_TRY(loop_->WatchOnLoop(fd_.get(), EPOLLOUT, this));
     watched_ = true;
     return Ok();
+  }
+
+  // Where the list excludes the interface of the route, and allows another one that leads there.
+  Status BindIfExcluded() {
+    const Ways ways = interfaces_->WaysTo(address_, config_.interfaces);
+    if (ways.usable.empty() || ways.usable.front() == ways.route) return Ok();
+    const std::string& interface = ways.usable.front();
+    auto bound = BindToInterface(fd_.get(), interface);
+    if (bound) return Ok();
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format("the route to {} leaves by {}, which FERRY_INTERFACES={} does not "
+                    "allow, and {}; allow it, or connect to another address of the peer",
+                    address_.ToString(), ways.route, config_.interfaces, bound.error().message()));
   }
 
   void OnEvents(std::uint32_t /*events*/) override {
@@ -361,16 +519,20 @@ class TcpProvider final : public Provider {
   Result<std::unique_ptr<Listener>> Listen(const Address& wanted, const Config& config,
                                            EventLoop* loop, Accepted accepted) override {
     FERRY_TRY_ASSIGN(const SharedTls tls, tls_->Get(config));
-    FERRY_TRY_ASSIGN(const Address address, NumericOf(wanted, config));
-    FERRY_TRY_ASSIGN(UniqueFd fd, ListenInRange(address, config));
-    FERRY_TRY_ASSIGN(Address bound, LocalAddressOf(fd.get()));
-    // The address as it was asked for: "", for all interfaces, is not the same as "::" to the
-    // caller.
-    bound.host = address.host;
-    auto listener = std::make_unique<TcpListener>(std::move(fd), std::move(bound), config, loop,
-                                                  interfaces_, std::move(accepted));
+    FERRY_TRY_ASSIGN(
+        const AddressChoice choice,
+        interfaces_->Choose(fmt::format("interfaces={} (FERRY_INTERFACES)", config.interfaces),
+                            config.interfaces));
+    FERRY_TRY_ASSIGN(const auto addresses, NumericOf(wanted, config, interfaces_.get()));
+    if (wanted.host.empty() && !choice.warning.empty()) {
+      Log(LogLevel::kWarn, "tcp", "{}", choice.warning);
+    }
+    FERRY_TRY_ASSIGN(Listening listening, ListenInRange(addresses, config));
+    auto listener = std::make_unique<TcpListener>(std::move(listening), config, loop, interfaces_,
+                                                  std::move(accepted));
     if (tls != nullptr) listener->UseTls(tls_);
     FERRY_TRY(listener->Watch());
+    if (!config.interfaces.empty()) listener->AddByInterface(/*excluded=*/true);
     return std::unique_ptr<Listener>(std::move(listener));
   }
 
@@ -382,25 +544,11 @@ class TcpProvider final : public Provider {
   }
 
   std::vector<LocalAddress> Addresses(const Config& config) const override {
-    std::vector<LocalAddress> chosen;
-    for (LocalAddress& local : interfaces_->Advertisable()) {
-      const bool v6 = local.host.find(':') != std::string::npos;
-      // One address of each family for each interface: more would be further paths over the same
-      // link.
-      const bool again = std::any_of(chosen.begin(), chosen.end(), [&](const LocalAddress& other) {
-        return other.interface == local.interface &&
-               (other.host.find(':') != std::string::npos) == v6;
-      });
-      if (!again && InterfaceAllowed(config.interfaces, local.interface)) {
-        chosen.push_back(std::move(local));
-      }
-    }
-    return chosen;
+    return interfaces_->Told(config.interfaces);
   }
 
-  std::string InterfaceTo(const Address& to) const override {
-    const auto source = SourceTo(to);
-    return source ? interfaces_->InterfaceOf({*source, 0}) : "";
+  std::vector<std::string> InterfacesTo(const Address& to, const Config& config) const override {
+    return interfaces_->WaysTo(to, config.interfaces).usable;
   }
 
   std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {

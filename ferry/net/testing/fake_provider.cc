@@ -298,7 +298,10 @@ class FakeProvider final : public Provider {
     }
     return all;
   }
-  std::string InterfaceTo(const Address& to) const override { return to.host; }
+  std::vector<std::string> InterfacesTo(const Address& to,
+                                        const Config& /*config*/) const override {
+    return {to.host};
+  }
   std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
     auto watching = std::make_shared<Watching>();
     watching->loop = loop;

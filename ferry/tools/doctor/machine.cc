@@ -55,7 +55,9 @@ class Machine final : public SystemView {
   std::vector<Dialed> Dial(const std::vector<net::Address>& numeric, Deadline deadline) override {
     return DialAll(numeric, deadline);
   }
-  std::vector<net::LocalAddress> Addresses() override { return net::AdvertisableAddresses(); }
+  std::vector<net::InterfaceAddress> Addresses() override {
+    return net::ReadInterfaces().value_or(std::vector<net::InterfaceAddress>());
+  }
   bool MayUse(const std::string& congestion_control) override;
   Result<bool> TakesTokens(int option) override { return net::plugin::ProbeTokenOption(option); }
   Result<NicSwitches> SwitchesOf(const std::string& interface) override {

@@ -90,35 +90,26 @@ std::string TextOf(const MajorMinor& version) {
   return fmt::format("{}.{}", version.first, version.second);
 }
 
-// Whether a list as NCCL_SOCKET_IFNAME has it selects the interface.
-bool Takes(const std::string& list, const std::string& interface) {
-  const bool excludes = list.starts_with("^");
-  std::string_view rest = std::string_view(list).substr(excludes ? 1 : 0);
-  const bool exact = rest.starts_with("=");
-  if (exact) rest.remove_prefix(1);
-  const auto names = SplitAt(rest, ',');
-  const bool named = std::any_of(names.begin(), names.end(), [&](const std::string& entry) {
-    const std::string name = entry.substr(0, entry.find(':'));
-    return exact ? interface == name : interface.starts_with(name);
-  });
-  return named != excludes;
-}
-
+// As the plugin chooses, whose own setting precedes NCCL's.
 void AddInterfaces(const PluginSetup& setup, Check* check) {
   const auto list = setup.Variable("NCCL_SOCKET_IFNAME");
-  if (!list) return;
+  const auto family = setup.Variable("NCCL_SOCKET_FAMILY");
+  if ((!list && !family) || !setup.config.interfaces.empty()) return;
+  const net::AddressChoice choice =
+      net::ChooseAddresses(setup.system->Addresses(), net::InterfacesOfNccl(list.value_or("")),
+                           net::FamilyOfNccl(family ? family->c_str() : nullptr));
   std::string taken;
-  for (const net::LocalAddress& local : setup.system->Addresses()) {
+  for (const net::LocalAddress& local : choice.told) {
     const bool known = (" " + taken + " ").find(" " + local.interface + " ") != std::string::npos;
-    if (!known && Takes(*list, local.interface)) {
-      taken += (taken.empty() ? "" : " ") + local.interface;
-    }
+    if (!known) taken += (taken.empty() ? "" : " ") + local.interface;
   }
   if (!taken.empty()) return AddFinding(Verdict::kOk, fmt::format("which takes {}", taken), check);
-  AddFinding(Verdict::kProblem,
-             fmt::format("NCCL_SOCKET_IFNAME={} takes no interface that has an address", *list),
-             check);
-  check->fix = "unset NCCL_SOCKET_IFNAME";
+  const std::string name = list ? "NCCL_SOCKET_IFNAME" : "NCCL_SOCKET_FAMILY";
+  AddFinding(
+      Verdict::kProblem,
+      fmt::format("{}={} takes no interface that has an address", name, list ? *list : *family),
+      check);
+  check->fix = "unset " + name;
 }
 
 // NCCL's library in the wheel of a Python environment.

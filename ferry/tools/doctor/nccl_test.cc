@@ -151,6 +151,12 @@ TEST(DoctorNccl, VariablesThatKeepThePluginFromBeingUsedAreProblems) {
     EXPECT_EQ(check.verdict, Verdict::kProblem) << list;
     EXPECT_THAT(check.evidence, HasSubstr("takes no interface"));
   }
+  system.environment.erase("NCCL_SOCKET_IFNAME");
+  system.environment["NCCL_SOCKET_FAMILY"] = "AF_INET6";
+  check = CheckNcclVariables(NcclSetupOf(&system));
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_THAT(check.evidence, HasSubstr("NCCL_SOCKET_FAMILY=AF_INET6 takes no interface"));
+  EXPECT_EQ(check.fix, "unset NCCL_SOCKET_FAMILY");
 }
 
 TEST(DoctorNccl, BoundsOfChannelsAreNoted) {

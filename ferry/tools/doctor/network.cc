@@ -38,23 +38,38 @@ std::string KindOf(const Context& context, const std::string& interface) {
 
 // ---- without a peer -----------------------------------------------------------------------------
 
-// Without a peer: which addresses peers would be told, and which interfaces the other checks look
-// at.
+// Without a peer: which addresses peers would be told and why not others, and which interfaces the
+// other checks look at.
 Check CheckInterfaces(Context* context) {
   Check check{"interfaces", Verdict::kOk, "", ""};
-  for (const net::LocalAddress& local : context->system->Addresses()) {
+  const std::string& list = context->config.interfaces;
+  const auto all = context->system->Addresses();
+  const net::AddressChoice choice = net::ChooseAddresses(all, list);
+  std::string left_out;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::string why = net::WhyLeftOut(choice.left_out[i], all[i].kind, list);
+    if (why.empty()) continue;
+    left_out += fmt::format("{}{}{}{} ({})", left_out.empty() ? "; not: " : ", ", all[i].interface,
+                            all[i].host.empty() ? "" : " ", all[i].host, why);
+  }
+  if (choice.told.empty()) {
+    const std::string setting = fmt::format("FERRY_INTERFACES={}", list);
+    check.verdict = Verdict::kProblem;
+    check.evidence = net::NothingSelected(setting, all, choice).message();
+    check.fix = "ferry info --addresses";
+    return check;
+  }
+  for (const net::LocalAddress& local : choice.told) {
     check.evidence += fmt::format("{}{} {}", check.evidence.empty() ? "peers are told: " : ", ",
                                   local.interface, local.host);
     auto& known = context->interfaces;
-    if (std::find(known.begin(), known.end(), local.interface) == known.end()) {
-      known.push_back(local.interface);
-    }
+    const bool is_new = std::find(known.begin(), known.end(), local.interface) == known.end();
+    if (is_new && local.interface != "lo") known.push_back(local.interface);
   }
-  if (!check.evidence.empty()) return check;
+  check.evidence += left_out;
+  if (choice.warning.empty()) return check;
   check.verdict = Verdict::kWarning;
-  check.evidence =
-      "no address that a peer on another machine can be told: every interface is down, loopback, "
-      "a bridge, or has no address";
+  check.evidence = choice.warning + left_out;
   check.fix = "ip -brief address";
   return check;
 }

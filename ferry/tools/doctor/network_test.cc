@@ -130,6 +130,28 @@ TEST(DoctorRoute, WithoutAPeerTheAddressesThatPeersAreToldAreLookedAt) {
   EXPECT_EQ(Of(CheckReach(&context, Soon()), "reach").verdict, Verdict::kSkipped);
 }
 
+TEST(DoctorRoute, WithoutAPeerTheAddressesThatPeersAreNotToldHaveTheirReasons) {
+  FakeSystem system;
+  system.addresses = {{"lo", "127.0.0.1", net::InterfaceKind::kLoopback},
+                      {"eth0", "10.0.0.1"},
+                      {"docker0", "172.17.0.1", net::InterfaceKind::kContainerBridge},
+                      {"eth1", ""}};
+  Context context;
+  context.system = &system;
+  EXPECT_EQ(Of(CheckRoute(&context, Soon()), "interfaces").evidence,
+            "peers are told: eth0 10.0.0.1; not: lo 127.0.0.1 (reaches this machine only), docker0 "
+            "172.17.0.1 (a bridge of a container engine), eth1 (no address)");
+  context.config.interfaces = "docker0";
+  Check check = Of(CheckRoute(&context, Soon()), "interfaces");
+  EXPECT_EQ(check.verdict, Verdict::kOk);
+  EXPECT_THAT(check.evidence, HasSubstr("peers are told: docker0 172.17.0.1; not: "));
+  context.config.interfaces = "eth1";
+  check = Of(CheckRoute(&context, Soon()), "interfaces");
+  EXPECT_EQ(check.verdict, Verdict::kProblem);
+  EXPECT_THAT(check.evidence, HasSubstr("FERRY_INTERFACES=eth1 selects no address"));
+  EXPECT_THAT(check.evidence, HasSubstr("eth0 10.0.0.1"));
+}
+
 // ---- reach --------------------------------------------------------------------------------------
 
 TEST(DoctorReach, AnOpenPortIsFine) {

@@ -10,6 +10,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
+#include "ferry/net/local_addresses.h"
 #include "ferry/net/plugin/machine_view.h"
 #include "ferry/transfer/connection.h"
 
@@ -73,8 +74,8 @@ class SystemView : public net::plugin::MachineView {
   virtual Result<Route> RouteTo(const net::Address& numeric) = 0;
   // Connects to all addresses in parallel and closes the sockets; one outcome per address.
   virtual std::vector<Dialed> Dial(const std::vector<net::Address>& numeric, Deadline deadline) = 0;
-  // The local addresses that peers are told.
-  virtual std::vector<net::LocalAddress> Addresses() = 0;
+  // As net::ReadInterfaces().
+  virtual std::vector<net::InterfaceAddress> Addresses() = 0;
   // Whether this process may choose a congestion control that the kernel has loaded.
   virtual bool MayUse(const std::string& congestion_control) = 0;
 

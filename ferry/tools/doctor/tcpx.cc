@@ -170,7 +170,7 @@ TcpxSetup TcpxSetupOf(SystemView* system) {
   }
   // As the plugin chooses by itself, among those with an address.
   std::vector<std::string> addressed;
-  for (const net::LocalAddress& local : system->Addresses()) {
+  for (const net::LocalAddress& local : net::ChooseAddresses(system->Addresses(), "").told) {
     const bool known =
         std::find(addressed.begin(), addressed.end(), local.interface) != addressed.end();
     if (!known) addressed.push_back(local.interface);

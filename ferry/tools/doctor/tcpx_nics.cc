@@ -34,8 +34,8 @@ std::string WordOf(const TcpxSetup& setup, const std::string& interface, const c
 }
 
 std::string Ipv4Of(const TcpxSetup& setup, const std::string& interface) {
-  for (const net::LocalAddress& local : setup.system->Addresses()) {
-    const bool ipv4 = local.host.find(':') == std::string::npos;
+  for (const net::InterfaceAddress& local : setup.system->Addresses()) {
+    const bool ipv4 = local.host.find('.') != std::string::npos;
     if (ipv4 && local.interface == interface) return local.host;
   }
   return "";

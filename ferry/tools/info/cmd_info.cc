@@ -171,8 +171,25 @@ void PrintInfo(const Json& info) {
   for (const Json& warning : info["warnings"]) PrintLine("Warning: " + Plain(warning));
 }
 
-Status RunInfo(const std::vector<std::string>& settings, const std::string& peer, bool json) {
-  FERRY_TRY_ASSIGN(const Config config, LoadConfig(settings));
+struct InfoJob {
+  std::vector<std::string> settings;
+  std::string peer;
+  bool addresses = false;
+};
+
+Status RunAddresses(const Config& config, bool json) {
+  const Json interfaces = InterfaceInfo(config);
+  if (json) {
+    PrintLine(DumpJson(Json{{"interfaces", interfaces}}));
+  } else {
+    PrintInterfaces(interfaces);
+  }
+  return Ok();
+}
+
+Status RunInfo(const InfoJob& job, bool json) {
+  FERRY_TRY_ASSIGN(const Config config, LoadConfig(job.settings));
+  if (job.addresses) return RunAddresses(config, json);
   Json info;
   info["build"] = BuildInfo();
   info["machine"] = MachineInfo();
@@ -188,8 +205,8 @@ Status RunInfo(const std::vector<std::string>& settings, const std::string& peer
   info["warnings"] = Warnings();
   // A peer that cannot be reached is part of the report; its error decides the exit code.
   Status reached = Ok();
-  if (!peer.empty()) {
-    FERRY_TRY_ASSIGN(PeerReport report, PeerInfo(config, peer));
+  if (!job.peer.empty()) {
+    FERRY_TRY_ASSIGN(PeerReport report, PeerInfo(config, job.peer));
     info["peer"] = std::move(report.info);
     reached = std::move(report.reached);
   }
@@ -206,18 +223,18 @@ Status RunInfo(const std::vector<std::string>& settings, const std::string& peer
 void DeclareInfo(CLI::App* app, Invocation* invocation) {
   // Lives as long as the program: the parser writes into it, the subcommand reads it. Each
   // declaration begins with the defaults.
-  static std::vector<std::string> settings;
-  static std::string peer;
-  settings.clear();
-  peer.clear();
-  app->add_option("--peer", peer,
+  static InfoJob job;
+  job = {};
+  app->add_option("--peer", job.peer,
                   "Also show the routes to an endpoint, connect to it, and show every lane")
       ->type_name("HOST[:PORT]");
-  DeclarePeerSettings(app, &settings);
+  app->add_flag("--addresses", job.addresses,
+                "Show only this machine's addresses: which of them peers are told, and why not the "
+                "others");
+  DeclarePeerSettings(app, &job.settings);
   DeclareJson(app, invocation);
-  app->callback([invocation] {
-    invocation->run = [invocation] { return RunInfo(settings, peer, invocation->json); };
-  });
+  app->callback(
+      [invocation] { invocation->run = [invocation] { return RunInfo(job, invocation->json); }; });
 }
 
 }  // namespace ferry::tools

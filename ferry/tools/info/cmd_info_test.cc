@@ -114,7 +114,9 @@ TEST(InfoInterfaces, LoopbackReachesThisMachineOnly) {
   bool found = false;
   for (const Json& one : interfaces) {
     EXPECT_FALSE(one["interface"].get<std::string>().empty());
-    EXPECT_FALSE(one["address"].get<std::string>().empty());
+    if (one["address"].get<std::string>().empty()) {
+      EXPECT_EQ(one["used"], false);
+    }
     EXPECT_EQ(one["used"].get<bool>(), one["why_not"].get<std::string>().empty());
     if (one["address"] != "127.0.0.1") continue;
     found = true;
@@ -138,13 +140,28 @@ TEST(InfoInterfaces, ThoseThatTheSettingLeavesOutSaySo) {
   }
 }
 
+TEST(InfoInterfaces, LoopbackIsToldWhereItIsNamed) {
+  Config config;
+  config.interfaces = "lo";
+  bool told = false;
+  for (const Json& one : InterfaceInfo(config)) {
+    EXPECT_EQ(one["advertised"].get<bool>(),
+              one["interface"] == "lo" && one["why_not"].get<std::string>().empty());
+    told = told || (one["address"] == "127.0.0.1" && one["advertised"].get<bool>());
+  }
+  EXPECT_TRUE(told);
+}
+
 TEST(InfoInterfaces, ArePrintedWithSpeedAndUse) {
   const Json fast{{"interface", "eth0"}, {"address", "10.0.0.1"}, {"state", "up"},
                   {"mtu", 9000},         {"speed_mbit", 100000},  {"why_not", ""}};
   Json down = fast;
   down.update({{"interface", "eth1"}, {"state", "down"}, {"mtu", nullptr}});
   down.update({{"speed_mbit", nullptr}, {"why_not", "it is down"}});
-  const std::string text = Printed(PrintInterfaces, Json::array({fast, down}));
+  Json empty = down;
+  empty.update({{"interface", "eth2"}, {"address", ""}, {"why_not", "no address"}});
+  const std::string text = Printed(PrintInterfaces, Json::array({fast, down, empty}));
+  EXPECT_THAT(text, HasSubstr("  eth2         -  "));
   EXPECT_THAT(text, AllOf(HasSubstr("eth0"), HasSubstr("mtu 9000"), HasSubstr("100000 Mbit/s"),
                           HasSubstr("used, told to peers\n"), HasSubstr("mtu null"),
                           HasSubstr("not used: it is down\n")));

@@ -1,39 +1,22 @@
 // Collects and prints the facts about network interfaces for `ferry info`.
 
 #include <fmt/core.h>
-#include <ifaddrs.h>
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
 #include <net/if.h>
-#include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cstring>
-#include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "ferry/core/fd.h"
-#include "ferry/net/address.h"
+#include "ferry/net/local_addresses.h"
 #include "ferry/tools/info/network.h"
 #include "ferry/tools/support/report.h"
 
 namespace ferry::tools {
 namespace {
-
-std::string HostOf(const sockaddr* address) {
-  net::RawAddress raw;
-  raw.length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-  std::memcpy(&raw.storage, address, raw.length);
-  return net::FromRaw(raw).host;
-}
-
-struct ListDeleter {
-  void operator()(ifaddrs* list) const noexcept { ::freeifaddrs(list); }
-};
 
 ifreq RequestFor(const char* interface) {
   ifreq request{};
@@ -60,48 +43,34 @@ Json SpeedOf(int socket, const char* interface) {
   return speed;
 }
 
-std::string StateOf(unsigned flags) {
-  if ((flags & IFF_UP) == 0) return "down";
-  return (flags & IFF_RUNNING) == 0 ? "no carrier" : "up";
-}
-
-// Why lanes to other machines do not use it; "" where they do. `told`: peers are told of it.
-std::string WhyNot(const ifaddrs& entry, const Config& config, bool told) {
-  if (!net::InterfaceAllowed(config.interfaces, entry.ifa_name)) {
-    return fmt::format("left out by FERRY_INTERFACES={}", config.interfaces);
-  }
-  if ((entry.ifa_flags & IFF_LOOPBACK) != 0) return "reaches this machine only";
-  if ((entry.ifa_flags & IFF_UP) == 0) return "it is down";
-  if (!told) return "link-local, or of a bridge or container";
-  return (entry.ifa_flags & IFF_RUNNING) == 0 ? "no carrier" : "";
+std::string StateOf(const net::InterfaceAddress& address) {
+  if (!address.up) return "down";
+  return address.carrier ? "up" : "no carrier";
 }
 
 }  // namespace
 
 Json InterfaceInfo(const Config& config) {
-  const auto advertised = net::AdvertisableAddresses();
-  ifaddrs* first = nullptr;
-  if (::getifaddrs(&first) != 0) return Json::array();
-  const std::unique_ptr<ifaddrs, ListDeleter> list(first);
+  const auto all = net::ReadInterfaces();
+  if (!all) return Json::array();
+  const net::AddressChoice choice = net::ChooseAddresses(*all, config.interfaces);
   const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   Json interfaces = Json::array();
-  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
-    const sockaddr* const address = entry->ifa_addr;
-    if (address == nullptr || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) {
-      continue;
-    }
-    const std::string host = HostOf(address);
-    const bool told = std::any_of(advertised.begin(), advertised.end(),
-                                  [&](const net::LocalAddress& a) { return a.host == host; });
-    const std::string why_not = WhyNot(*entry, config, told);
-    const bool allowed = net::InterfaceAllowed(config.interfaces, entry->ifa_name);
-    interfaces.push_back(Json{{"interface", entry->ifa_name},
-                              {"address", host},
-                              {"up", (entry->ifa_flags & IFF_UP) != 0},
-                              {"state", StateOf(entry->ifa_flags)},
-                              {"mtu", MtuOf(socket.get(), entry->ifa_name)},
-                              {"speed_mbit", SpeedOf(socket.get(), entry->ifa_name)},
-                              {"advertised", told && allowed},
+  for (std::size_t i = 0; i < all->size(); ++i) {
+    const net::InterfaceAddress& address = (*all)[i];
+    const char* const name = address.interface.c_str();
+    const net::LeftOut left_out = choice.left_out[i];
+    const bool told = left_out == net::LeftOut::kNot;
+    const std::string why_not = told && !address.carrier
+                                    ? "no carrier"
+                                    : net::WhyLeftOut(left_out, address.kind, config.interfaces);
+    interfaces.push_back(Json{{"interface", name},
+                              {"address", address.host},
+                              {"up", address.up},
+                              {"state", StateOf(address)},
+                              {"mtu", MtuOf(socket.get(), name)},
+                              {"speed_mbit", SpeedOf(socket.get(), name)},
+                              {"advertised", told},
                               {"used", why_not.empty()},
                               {"why_not", why_not}});
   }
@@ -110,10 +79,11 @@ Json InterfaceInfo(const Config& config) {
 
 void PrintInterfaces(const Json& interfaces) {
   for (const Json& one : interfaces) {
+    const std::string address = one["address"].get<std::string>();
     const std::string why_not = one["why_not"].get<std::string>();
     PrintLine(fmt::format(
         "  {:<12} {:<39} {:<10} mtu {:<6} {:<13} {}", one["interface"].get<std::string>(),
-        one["address"].get<std::string>(), one["state"].get<std::string>(), DumpJson(one["mtu"]),
+        address.empty() ? "-" : address, one["state"].get<std::string>(), DumpJson(one["mtu"]),
         one["speed_mbit"].is_null() ? "" : DumpJson(one["speed_mbit"]) + " Mbit/s",
         why_not.empty() ? "used, told to peers" : "not used: " + why_not));
   }

@@ -8,8 +8,8 @@
 
 namespace ferry::tools {
 
-// Every IP address of this machine: its interface, state, MTU (bytes) and speed (Mbit/s; null where
-// unknown), and whether lanes to other machines may use it and why not.
+// Every IP address of this machine, and every interface without one: its interface, state, MTU
+// (bytes) and speed (Mbit/s; null where unknown), and whether peers are told of it and why not.
 Json InterfaceInfo(const Config& config);
 void PrintInterfaces(const Json& interfaces);
 

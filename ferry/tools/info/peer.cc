@@ -10,6 +10,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/units.h"
 #include "ferry/net/address.h"
+#include "ferry/net/interface_table.h"
 #include "ferry/net/resolve.h"
 #include "ferry/tools/info/network.h"
 #include "ferry/tools/support/command.h"
@@ -32,17 +33,22 @@ Json RouteInfo(const Config& config, const net::Address& to) {
     info["why"] = route.error().message();
     return info;
   }
-  const bool local = route->interface == "lo";
+  const net::Ways ways = net::InterfaceTable::OfThisNamespace()->WaysTo(to, config.interfaces);
   // The list of interfaces is for peers on other machines.
-  const bool used = local || net::InterfaceAllowed(config.interfaces, route->interface);
-  info["interface"] = route->interface;
+  const bool local = route->interface == "lo";
+  const bool used = !ways.usable.empty();
+  const bool bound = used && ways.usable.front() != route->interface;
+  info["interface"] = bound ? ways.usable.front() : route->interface;
   info["source"] = route->source;
   info["used"] = used;
-  info["why"] = local ? "on this machine"
-                : config.interfaces.empty()
-                    ? "FERRY_INTERFACES is empty and allows all"
+  info["why"] = local                       ? "on this machine"
+                : config.interfaces.empty() ? "FERRY_INTERFACES is empty and allows all"
+                : bound
+                    ? fmt::format("FERRY_INTERFACES={} leaves out {}, by which the route leaves",
+                                  config.interfaces, route->interface)
                     : fmt::format("FERRY_INTERFACES={} {} it", config.interfaces,
                                   used ? "allows" : "leaves out");
+  if (bound) info["source"] = nullptr;  // the kernel chooses it for the interface
   return info;
 }
 
@@ -131,7 +137,8 @@ Result<PeerReport> PeerInfo(const Config& config, const std::string& peer) {
 
 void PrintPeer(const Json& peer) {
   const auto text = [](const Json& object, const char* name) {
-    return object.contains(name) ? Printable(object[name].get<std::string>()) : std::string("-");
+    const bool known = object.contains(name) && object[name].is_string();
+    return known ? Printable(object[name].get<std::string>()) : std::string("-");
   };
   PrintLine("Peer " + text(peer, "peer"));
   for (const Json& route : peer["routes"]) {

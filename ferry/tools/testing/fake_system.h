@@ -103,7 +103,7 @@ class FakeSystem final : public SystemView {
     }
     return outcomes;
   }
-  std::vector<net::LocalAddress> Addresses() override { return addresses; }
+  std::vector<net::InterfaceAddress> Addresses() override { return addresses; }
   bool MayUse(const std::string& congestion_control) override {
     return std::find(usable.begin(), usable.end(), congestion_control) != usable.end();
   }
@@ -146,7 +146,7 @@ class FakeSystem final : public SystemView {
       {"10.0.0.2", Route{.interface = "eth0", .source = "10.0.0.1", .gateway = "", .mtu = 9000}}};
   std::map<std::string, Dialed> dialed{
       {"10.0.0.2:7471", Dialed{.at = {}, .path_mtu = 9000, .peer_segment = 8948, .rtt_us = 100}}};
-  std::vector<net::LocalAddress> addresses{{"eth0", "10.0.0.1"}};
+  std::vector<net::InterfaceAddress> addresses{{"eth0", "10.0.0.1"}};
   std::vector<std::string> usable;  // congestion controls
   std::set<int> token_options;
   int token_error = 0;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/net/local_addresses.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/endpoint/server_handshake.h"
 #include "ferry/transfer/engine/lane_limits.h"
@@ -81,7 +82,9 @@ Status EndpointCore::Start() {
                                                 [this](auto lane) {
                                                   server_handshake_->OnAccepted(std::move(lane));
                                                 }));
-  listening_ = listener_->address();
+  listening_ = listener_->addresses();
+  // Lanes that are lost by this are replaced.
+  listener_->AnswerByInterfaceOnLoop();
   link_watch_ = provider_->WatchLinks(
       loops_.front(), [this](const net::LinkChange& change) { OnLinkChange(change); });
   // The listener's loop starts last: nobody is accepted before all the others run, so after an
@@ -164,17 +167,22 @@ int EndpointCore::LanesOverInterfaces() const {
 }
 
 int EndpointCore::LanesTo(const net::Address& peer) const {
-  return provider_->InterfaceTo(peer) == "lo" ? lanes_ : LanesOverInterfaces();
+  const auto interfaces = provider_->InterfacesTo(peer, config_);
+  const bool here = !interfaces.empty() && interfaces.front() == "lo";
+  return here ? lanes_ : LanesOverInterfaces();
+}
+
+EndpointAddress EndpointCore::Told() const {
+  EndpointAddress address{id_, net::ToldAddresses(provider_->Addresses(config_), listening_)};
+  address.at.resize(std::min(address.at.size(), EndpointAddress::kMaxAddresses));
+  return address;
 }
 
 EndpointAddress EndpointCore::OtherAddresses() const {
-  EndpointAddress address{id_, {}};
-  // If a host to listen at was configured, other addresses do not answer.
-  const bool any = config_.listen_host.empty() || listening_.host.empty();
-  for (const net::LocalAddress& local : provider_->Addresses(config_)) {
-    if (!any || address.at.size() == kMaxInterfaceLanes) break;
-    address.at.push_back({local.host, listening_.port});
-  }
+  EndpointAddress address = Told();
+  // The peer knows the one address that is listened at.
+  if (!config_.listen_host.empty() && address.at.size() == 1) address.at.clear();
+  address.at.resize(std::min(address.at.size(), kMaxInterfaceLanes));
   return address;
 }
 

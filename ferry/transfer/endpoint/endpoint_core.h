@@ -49,7 +49,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const Config& config() const noexcept { return config_; }
   const Uuid& id() const noexcept { return id_; }
   net::Provider& provider() const noexcept { return *provider_; }
-  const net::Address& listening() const noexcept { return listening_; }
+  std::uint16_t port() const noexcept { return listening_.front().port; }
   // Both are valid after Start().
   LoopSet& loops() noexcept { return loops_; }
   PeerPolicy& policy() noexcept { return policy_; }
@@ -64,7 +64,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   // Like lanes(), but at least one for each interface by which remote peers may be reached.
   int LanesOverInterfaces() const;
   int LanesTo(const net::Address& peer) const;
-  // All addresses that peers on other machines may use.
+  // The addresses that peers are told.
+  EndpointAddress Told() const;
+  // Those that a connected peer may use for further lanes.
   EndpointAddress OtherAddresses() const;
   // Registers a dial that is about to start, so that Shutdown() ends it. Any thread.
   void Follow(const std::shared_ptr<Dialer>& dialer);
@@ -116,7 +118,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<ServerHandshake> server_handshake_;
   std::unique_ptr<net::LinkWatch> link_watch_;
-  net::Address listening_;
+  std::vector<net::Address> listening_;  // one at least after Start()
   std::atomic<bool> closing_{false};
   net::NameResolver names_;
   OwnCalls own_calls_;

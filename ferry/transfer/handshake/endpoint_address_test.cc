@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <cstdint>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "ferry/net/address.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
@@ -86,23 +88,42 @@ TEST(EndpointAddress, OfAnEndpointThatListensAtANameIsNumeric) {
   config.listen_host = "localhost";
   const Endpoint server = Must(Endpoint::Create(config));
   const EndpointAddress address = server.address();
-  ASSERT_EQ(address.at.size(), 1u);
-  EXPECT_TRUE(net::ToRaw(address.at.front())) << address.at.front().ToString();
+  ASSERT_FALSE(address.at.empty());
+  for (const net::Address& at : address.at) EXPECT_TRUE(net::ToRaw(at)) << at.ToString();
   Endpoint client = Must(Endpoint::Create(SmallSlices()));
   EXPECT_TRUE(client.Connect(address, Soon()));
 }
 
 TEST(EndpointAddress, OfAMachineWithoutANetworkIsLoopback) {
-  const Endpoint server = Must(Endpoint::Create(SmallSlices()));
   std::optional<EndpointAddress> address;
+  std::uint16_t port = 0;
   // The namespace is the thread's, and ends with it.
   std::thread([&] {
-    if (::unshare(CLONE_NEWNET) == 0) address = server.address();
+    if (::unshare(CLONE_NEWNET) != 0) return;
+    Config config = SmallSlices();
+    config.listen_host.clear();
+    const Endpoint server = Must(Endpoint::Create(config));
+    address = server.address();
+    port = server.port();
   }).join();
   if (!address) GTEST_SKIP() << "making a network namespace needs privileges";
-  ASSERT_EQ(address->at, (std::vector<net::Address>{{"127.0.0.1", server.port()}}));
-  Endpoint client = Must(Endpoint::Create(SmallSlices()));
-  EXPECT_TRUE(client.Connect(*address, Soon()));
+  EXPECT_EQ(address->at, (std::vector<net::Address>{{"127.0.0.1", port}}));
+}
+
+TEST(EndpointAddress, IsOfTheInterfacesThatTheListNames) {
+  Config config = SmallSlices();
+  config.listen_host.clear();
+  config.interfaces = "lo";
+  const Endpoint server = Must(Endpoint::Create(config));
+  const EndpointAddress address = server.address();
+  ASSERT_FALSE(address.at.empty());
+  EXPECT_EQ(address.at.front(), (net::Address{"127.0.0.1", server.port()}));
+  config.interfaces = "nosuch0";
+  const auto refused = Endpoint::Create(config);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.error().message(),
+              AllOf(HasSubstr("interfaces=nosuch0 (FERRY_INTERFACES)"), HasSubstr("lo 127.0.0.1")));
 }
 
 }  // namespace

@@ -27,17 +27,27 @@ std::vector<NetworkPath> NetworkPathsTo(const net::Provider& provider, const Con
                                         const NetworkPath& dialled,
                                         const std::vector<net::Address>& others) {
   std::vector<NetworkPath> paths{dialled};
+  const auto add = [&](const net::Address& to, const std::string& interface, bool is_forced) {
+    const bool known = std::any_of(paths.begin(), paths.end(), [&](const NetworkPath& path) {
+      return path.interface == interface || (is_forced && path.to == to);
+    });
+    const bool usable = !interface.empty() && interface != "lo" &&
+                        net::InterfaceAllowed(config.interfaces, interface);
+    if (usable && !known) paths.push_back({to, interface, is_forced});
+  };
+  std::vector<std::pair<net::Address, std::vector<std::string>>> reached;
   for (const bool same_family : {true, false}) {
     for (const net::Address& to : others) {
       if ((IsV6(to) == IsV6(dialled.to)) != same_family) continue;
-      const std::string interface = provider.InterfaceTo(to);
-      const bool known = std::any_of(paths.begin(), paths.end(), [&](const NetworkPath& path) {
-        return path.interface == interface;
-      });
-      const bool usable = !interface.empty() && interface != "lo" &&
-                          net::InterfaceAllowed(config.interfaces, interface);
-      if (usable && !known) paths.push_back({to, interface});
+      reached.emplace_back(to, provider.InterfacesTo(to, config));
     }
+  }
+  for (const auto& [to, interfaces] : reached) {
+    if (!interfaces.empty()) add(to, interfaces.front(), /*is_forced=*/false);
+  }
+  // Several interfaces in one subnet: each takes an address of the peer that no path has yet.
+  for (const auto& [to, interfaces] : reached) {
+    for (std::size_t i = 1; i < interfaces.size(); ++i) add(to, interfaces[i], /*is_forced=*/true);
   }
   return paths;
 }
@@ -163,7 +173,7 @@ void LaneHealth::Step(std::uint32_t lane) {
   }
   lane_state.trying = *path;
   lane_state.attempt = std::make_shared<Rejoin>(context_, host_, this, lane, ++lane_state.attempts);
-  lane_state.attempt->Start(paths_[*path].path.to);
+  lane_state.attempt->Start(paths_[*path].path);
 }
 
 // A lane is down and no path is worth trying right now.

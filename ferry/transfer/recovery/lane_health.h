@@ -15,15 +15,17 @@ namespace ferry::transfer {
 
 class Rejoin;
 
-// A network path to the peer: one of its addresses, and the local interface that the route uses.
+// A network path to the peer: one of its addresses, and the local interface that lanes leave by.
 struct NetworkPath {
   net::Address to;
   std::string interface;
+  bool is_forced = false;  // the route would use another interface
 };
 
 // Network paths to a peer that is known to listen at `dialled`, which comes first, and possibly at
-// `others`: one for each interface that the routes use and config.interfaces allows; addresses of
-// `dialled`'s family come first. Any thread.
+// `others`: one for each interface that leads to one of them (Provider::InterfacesTo()) and
+// config.interfaces allows; addresses of `dialled`'s family come first, and so do interfaces that
+// the routes use. Any thread.
 std::vector<NetworkPath> NetworkPathsTo(const net::Provider& provider, const Config& config,
                                         const NetworkPath& dialled,
                                         const std::vector<net::Address>& others);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,12 +28,17 @@ class IdleProvider final : public net::Provider {
                                                 Accepted /*accepted*/) override {
     return Error(Code::kUnavailable, "idle");
   }
-  EventLoop::TimerId Connect(const net::Address& address, const Config& /*config*/,
-                             EventLoop* /*loop*/, Deadline /*deadline*/,
-                             Connected connected) override {
+  EventLoop::TimerId Connect(const net::Address& address, const Config& config, EventLoop* /*loop*/,
+                             Deadline /*deadline*/, Connected connected) override {
     dialed.push_back(address.host);
+    lists.push_back(config.interfaces);
     attempts.push_back(std::move(connected));
     return 0;
+  }
+  // As of a machine with two interfaces in one subnet.
+  std::vector<std::string> InterfacesTo(const net::Address& /*to*/,
+                                        const Config& /*config*/) const override {
+    return {"eth0", "eth1"};
   }
   // Ends the latest attempt.
   void Fail(Code code = Code::kPeerLost) {
@@ -42,13 +48,29 @@ class IdleProvider final : public net::Provider {
   }
 
   std::vector<std::string> dialed;
+  std::vector<std::string> lists;  // config.interfaces of each
   std::vector<Connected> attempts;
 };
 
+TEST(NetworkPathsTo, GiveEachInterfaceOfASubnetAnAddressOfThePeer) {
+  const IdleProvider provider;
+  const net::Address first{"10.9.0.2", 1};
+  const net::Address second{"10.9.0.12", 1};
+  const auto paths = NetworkPathsTo(provider, {}, {first, "eth0"}, {first, second});
+  ASSERT_EQ(paths.size(), 2U);
+  EXPECT_EQ(paths[0].to, first);
+  EXPECT_EQ(paths[0].interface, "eth0");
+  EXPECT_FALSE(paths[0].is_forced);
+  EXPECT_EQ(paths[1].to, second);
+  EXPECT_EQ(paths[1].interface, "eth1");
+  EXPECT_TRUE(paths[1].is_forced);
+  EXPECT_EQ(NetworkPathsTo(provider, {}, {first, "eth0"}, {first}).size(), 1U);
+}
+
 class LaneHealthTest : public ::testing::Test, private RecoveryHost {
  protected:
-  // One lane on each path.
-  void Begin(std::size_t paths) {
+  // One lane on each path. `forced`: the number of a path that the route would not use.
+  void Begin(std::size_t paths, std::optional<std::size_t> forced = std::nullopt) {
     RecoveryContext context;
     context.config = &config_;
     context.home = loop_.get();
@@ -59,7 +81,7 @@ class LaneHealthTest : public ::testing::Test, private RecoveryHost {
     std::vector<NetworkPath> all;
     for (std::size_t i = 0; i < paths; ++i) {
       const std::string number = std::to_string(i);
-      all.push_back({{"10.0.0." + number, 1}, "eth" + number});
+      all.push_back({{"10.0.0." + number, 1}, "eth" + number, forced == i});
     }
     RecoveryHost* const host = this;
     health_.emplace(std::move(context), host, std::move(all));
@@ -90,6 +112,13 @@ TEST_F(LaneHealthTest, LanesMoveToTheirOwnPathsAtTheStart) {
   Begin(3);
   health_->Start();
   EXPECT_THAT(provider_.dialed, ElementsAre("10.0.0.1", "10.0.0.2"));
+}
+
+TEST_F(LaneHealthTest, LanesOfAPathThatTheRouteWouldNotUseAreDialedByItsInterfaceAlone) {
+  Begin(3, /*forced=*/1);
+  health_->Start();
+  EXPECT_THAT(provider_.dialed, ElementsAre("10.0.0.1", "10.0.0.2"));
+  EXPECT_THAT(provider_.lists, ElementsAre("eth1", ""));
 }
 
 TEST_F(LaneHealthTest, AResetLaneIsDialedAgainOverItsPath) {

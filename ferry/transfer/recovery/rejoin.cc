@@ -33,9 +33,11 @@ Rejoin::Rejoin(const RecoveryContext& context, RecoveryHost* host, LaneHealth* l
 
 Rejoin::~Rejoin() = default;
 
-void Rejoin::Start(const net::Address& to) {
+void Rejoin::Start(const NetworkPath& path) {
+  Config config = *context_.config;
+  if (path.is_forced) config.interfaces = path.interface;
   context_.provider->Connect(
-      to, *context_.config, context_.home, deadline_,
+      path.to, config, context_.home, deadline_,
       [self = shared_from_this()](auto lane) { self->OnConnected(std::move(lane)); });
 }
 

@@ -12,6 +12,7 @@ namespace ferry::transfer {
 
 class LaneHealth;
 class RecoveryHost;
+struct NetworkPath;
 struct RecoveryContext;
 
 // One attempt of the connecting side to put a new lane in the place of another: connects, says
@@ -25,7 +26,7 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin> {
          std::uint32_t lane, std::uint32_t attempt);
   ~Rejoin();
 
-  void Start(const net::Address& to);
+  void Start(const NetworkPath& path);
   // The host that was reached replied that it knows no such connection, or that it does not accept
   // this side's proof of the secret. The reply is not authenticated.
   bool refused() const noexcept { return refused_; }
