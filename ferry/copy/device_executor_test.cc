@@ -45,32 +45,6 @@ std::unique_ptr<DeviceExecutor> MakeSmallKernel(DeviceApi* api) {
   return Must(MakeKernelExecutor(api, 0, options));
 }
 
-// Prepares each call's lists and copies them once.
-class PreparingExecutor final : public DeviceExecutor {
- public:
-  PreparingExecutor(DeviceApi* api, const PrepareOptions& options) : api_(api), options_(options) {}
-  std::string_view name() const noexcept override { return "prepared"; }
-  Status Enqueue(cuda::StreamRef stream, CopyKind kind,
-                 std::span<const PlacedList> lists) override {
-    FERRY_TRY_ASSIGN(auto prepared, PrepareCopy(api_, stream.ordinal(), kind, lists, options_));
-    prepared_.push_back(std::move(prepared));
-    return prepared_.back()->Enqueue(stream);
-  }
-
- private:
-  DeviceApi* const api_;
-  const PrepareOptions options_;
-  std::vector<std::unique_ptr<PreparedCopy>> prepared_;
-};
-
-std::unique_ptr<DeviceExecutor> MakePrepared(DeviceApi* api) {
-  return std::make_unique<PreparingExecutor>(api, PrepareOptions{});
-}
-// Few warps, so that each has many rounds; kernels keep the usual order.
-std::unique_ptr<DeviceExecutor> MakeSmallPrepared(DeviceApi* api) {
-  return std::make_unique<PreparingExecutor>(api, PrepareOptions{.groups = 1, .early = false});
-}
-
 using Case = std::tuple<cuda::DeviceCase, ExecutorCase, CopyKind>;
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
@@ -327,10 +301,9 @@ TEST_P(DeviceExecutorTest, ACallThatUndoesTheOneBeforeSeesAllOfIt) {
   EXPECT_TRUE(bed_->Look(&src) == source);
 }
 
-const auto kExecutors = ::testing::Values(
-    ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
-    ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel},
-    ExecutorCase{"prepared", MakePrepared}, ExecutorCase{"smallPrepared", MakeSmallPrepared});
+const auto kExecutors =
+    ::testing::Values(ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
+                      ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel});
 const auto kDirections =
     ::testing::Values(CopyKind::kHostToDevice, CopyKind::kDeviceToHost, CopyKind::kDeviceToDevice);
 
