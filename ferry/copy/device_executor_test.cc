@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
-#include "ferry/copy/executor_host.h"
 #include "ferry/copy/testing/copy_bed.h"
+#include "ferry/copy/testing/copy_blocks.h"
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
@@ -70,10 +70,9 @@ class DeviceExecutorTest : public ::testing::TestWithParam<Case> {
     auto dst = bed_->MakeDestination(dst_bytes, kind());
     std::vector<std::byte> expected = bed_->Look(&dst);
     const std::vector<std::byte> source = bed_->Look(&src);
-    HostExecutor host;
     std::vector<PlacedList> placed;
     for (const BlockList& list : lists) {
-      Must(host.Execute(list, expected, source));
+      CopyBlocks(list, expected, source);
       placed.push_back({list.blocks(), dst.place, src.place});
     }
     Must(executor_->Enqueue(bed_->stream(), kind(), placed));

@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
-#include "ferry/copy/executor_host.h"
 #include "ferry/copy/testing/copy_bed.h"
+#include "ferry/copy/testing/copy_blocks.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
 
@@ -82,8 +82,7 @@ TEST_P(PreparedCopyTest, EveryAlignmentAndManyLengthsAreCopiedToTheByte) {
     auto src = bed_->MakeSource(at, kind());
     auto dst = bed_->MakeDestination(at, kind());
     std::vector<std::byte> expected = bed_->Look(&dst);
-    HostExecutor host;
-    Must(host.Execute(list, expected, bed_->Look(&src)));
+    CopyBlocks(list, expected, bed_->Look(&src));
     const auto copy = Must(Prepare(list, dst.place, src.place, options));
     Must(copy->Enqueue(bed_->stream()));
     bed_->Finish();
