@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
-#include "ferry/copy/executor_host.h"
 #include "ferry/copy/testing/copy_bed.h"
+#include "ferry/copy/testing/copy_blocks.h"
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
@@ -45,32 +45,6 @@ std::unique_ptr<DeviceExecutor> MakeSmallKernel(DeviceApi* api) {
   return Must(MakeKernelExecutor(api, 0, options));
 }
 
-// Prepares each call's lists and copies them once.
-class PreparingExecutor final : public DeviceExecutor {
- public:
-  PreparingExecutor(DeviceApi* api, const PrepareOptions& options) : api_(api), options_(options) {}
-  std::string_view name() const noexcept override { return "prepared"; }
-  Status Enqueue(cuda::StreamRef stream, CopyKind kind,
-                 std::span<const PlacedList> lists) override {
-    FERRY_TRY_ASSIGN(auto prepared, PrepareCopy(api_, stream.ordinal(), kind, lists, options_));
-    prepared_.push_back(std::move(prepared));
-    return prepared_.back()->Enqueue(stream);
-  }
-
- private:
-  DeviceApi* const api_;
-  const PrepareOptions options_;
-  std::vector<std::unique_ptr<PreparedCopy>> prepared_;
-};
-
-std::unique_ptr<DeviceExecutor> MakePrepared(DeviceApi* api) {
-  return std::make_unique<PreparingExecutor>(api, PrepareOptions{});
-}
-// Few warps, so that each has many rounds; kernels keep the usual order.
-std::unique_ptr<DeviceExecutor> MakeSmallPrepared(DeviceApi* api) {
-  return std::make_unique<PreparingExecutor>(api, PrepareOptions{.groups = 1, .early = false});
-}
-
 using Case = std::tuple<cuda::DeviceCase, ExecutorCase, CopyKind>;
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
@@ -96,10 +70,9 @@ class DeviceExecutorTest : public ::testing::TestWithParam<Case> {
     auto dst = bed_->MakeDestination(dst_bytes, kind());
     std::vector<std::byte> expected = bed_->Look(&dst);
     const std::vector<std::byte> source = bed_->Look(&src);
-    HostExecutor host;
     std::vector<PlacedList> placed;
     for (const BlockList& list : lists) {
-      Must(host.Execute(list, expected, source));
+      CopyBlocks(list, expected, source);
       placed.push_back({list.blocks(), dst.place, src.place});
     }
     Must(executor_->Enqueue(bed_->stream(), kind(), placed));
@@ -327,10 +300,9 @@ TEST_P(DeviceExecutorTest, ACallThatUndoesTheOneBeforeSeesAllOfIt) {
   EXPECT_TRUE(bed_->Look(&src) == source);
 }
 
-const auto kExecutors = ::testing::Values(
-    ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
-    ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel},
-    ExecutorCase{"prepared", MakePrepared}, ExecutorCase{"smallPrepared", MakeSmallPrepared});
+const auto kExecutors =
+    ::testing::Values(ExecutorCase{"dma", MakeDma}, ExecutorCase{"kernel", MakeKernel},
+                      ExecutorCase{"host", MakeHost}, ExecutorCase{"small", MakeSmallKernel});
 const auto kDirections =
     ::testing::Values(CopyKind::kHostToDevice, CopyKind::kDeviceToHost, CopyKind::kDeviceToDevice);
 

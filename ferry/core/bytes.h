@@ -53,10 +53,6 @@ class ByteReader {
     }
     return ok_;
   }
-  bool Skip(std::size_t count) noexcept {
-    std::span<const std::byte> view;
-    return View(count, view);
-  }
 
   bool ok() const noexcept { return ok_; }
   // Bytes that were not read yet.

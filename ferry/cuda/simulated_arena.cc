@@ -97,9 +97,4 @@ void SimulatedArena::Give(std::size_t offset, std::size_t bytes) {
   recycled_.emplace(offset, length);
 }
 
-bool SimulatedArena::Holds(std::uint64_t address) const noexcept {
-  const auto first = reinterpret_cast<std::uint64_t>(mapped_.visible());
-  return address >= first && address - first < mapped_.bytes();
-}
-
 }  // namespace ferry::cuda

@@ -48,8 +48,6 @@ class SimulatedArena {
   std::uint64_t inode() const noexcept { return inode_; }
   std::byte* visible(std::size_t offset) const noexcept { return mapped_.visible() + offset; }
   std::byte* alias(std::size_t offset) const noexcept { return mapped_.alias() + offset; }
-  // Whether the address belongs to this arena, allocated or not.
-  bool Holds(std::uint64_t address) const noexcept;
 
  private:
   SimulatedArena(UniqueFd fd, std::uint64_t inode, TwiceMapped mapped)

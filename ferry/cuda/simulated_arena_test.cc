@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "ferry/core/units.h"
-#include "ferry/cuda/address.h"
 
 namespace ferry::cuda {
 namespace {
@@ -61,19 +60,6 @@ TEST(SimulatedArena, WhatIsGivenBackIsEmpty) {
   *arena->alias(*offset) = std::byte{7};
   arena->Give(*offset, kSimulatedPage);
   EXPECT_EQ(*arena->alias(*offset), std::byte{0});
-}
-
-TEST(SimulatedArena, HoldsItsAddressesWhetherTheyAreTakenOrNot) {
-  const auto arena = Make();
-  const auto offset = arena->Take(kSimulatedPage);
-  ASSERT_TRUE(offset);
-  const auto first = AddressOf(arena->visible(0));
-  EXPECT_TRUE(arena->Holds(AddressOf(arena->visible(*offset))));
-  EXPECT_TRUE(arena->Holds(first + 32 * kGiB - 1));
-  EXPECT_FALSE(arena->Holds(first + 32 * kGiB));
-  EXPECT_FALSE(arena->Holds(first - 1));
-  EXPECT_FALSE(arena->Holds(AddressOf(arena->alias(0)))) << "the simulator's own address";
-  EXPECT_FALSE(arena->Holds(0));
 }
 
 TEST(SimulatedArena, MoreThanItsAddressesIsUnavailable) {

@@ -113,7 +113,6 @@ PreparedTransfer::PreparedTransfer(std::shared_ptr<const Plan> plan) : plan_(std
 Direction PreparedTransfer::direction() const noexcept { return plan_->direction; }
 std::uint64_t PreparedTransfer::bytes() const noexcept { return plan_->bytes; }
 PathReport PreparedTransfer::path() const { return PathOf(*plan_); }
-std::size_t PreparedTransfer::slices() const noexcept { return plan_->slice_count; }
 
 // ---- Connection ---------------------------------------------------------------------------------
 

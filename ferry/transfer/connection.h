@@ -81,7 +81,6 @@ class PreparedTransfer {
   // How its bytes go, and why. Posted on another connection it may be another way: ask the
   // operation.
   PathReport path() const;
-  std::size_t slices() const noexcept;
 
  private:
   friend class Connection;

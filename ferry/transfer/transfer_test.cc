@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/copy/executor_host.h"
+#include "ferry/copy/testing/copy_blocks.h"
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
@@ -56,10 +56,6 @@ class TransferTest : public ::testing::TestWithParam<Shape> {
  protected:
   static constexpr std::size_t kBytes = 600'000;
 
-  void Copied(const BlockList& list, std::span<std::byte> dst, std::span<const std::byte> src) {
-    const Status done = HostExecutor().Execute(list, dst, src);
-    ASSERT_TRUE(done) << done.error().ToString();
-  }
   void ExpectGuards() {
     EXPECT_TRUE(here_.GuardsIntact());
     EXPECT_TRUE(there_.GuardsIntact());
@@ -105,11 +101,11 @@ TEST_P(TransferTest, OddSizesAtOddOffsetsMoveExactlyTheirBytes) {
     for (const std::uint64_t offset : {0UL, 1UL, 4097UL}) {
       SCOPED_TRACE(std::to_string(bytes) + " bytes at " + std::to_string(offset));
       auto expected = there_.Copy();
-      Copied(OneBlock(offset, 3 * offset, bytes), expected, here_.span());
+      CopyBlocks(OneBlock(offset, 3 * offset, bytes), expected, here_.span());
       ASSERT_TRUE(EndsOk(near_.Write(local_, 3 * offset, remote_, offset, bytes)));
       EXPECT_TRUE(SameBytes(there_.Copy(), expected));
       expected = here_.Copy();
-      Copied(OneBlock(5 * offset, offset, bytes), expected, there_.span());
+      CopyBlocks(OneBlock(5 * offset, offset, bytes), expected, there_.span());
       ASSERT_TRUE(EndsOk(near_.Read(local_, 5 * offset, remote_, offset, bytes)));
       EXPECT_TRUE(SameBytes(here_.Copy(), expected));
     }
@@ -117,12 +113,12 @@ TEST_P(TransferTest, OddSizesAtOddOffsetsMoveExactlyTheirBytes) {
   ExpectGuards();
 }
 
-TEST_P(TransferTest, AScatteredWriteGivesTheBytesOfTheHostExecutor) {
+TEST_P(TransferTest, AScatteredWriteGivesTheBytesOfALocalCopy) {
   for (const std::size_t blocks : {1U, 2U, 17U, 300U, 9000U}) {
     SCOPED_TRACE(std::to_string(blocks) + " blocks");
     const BlockList list = RandomList(&random_, kBytes, kBytes, blocks);
     auto expected = there_.Copy();
-    Copied(list, expected, here_.span());
+    CopyBlocks(list, expected, here_.span());
     const auto transfer = Must(near_.PrepareWrite(OnePart(local_, remote_, list)));
     EXPECT_EQ(transfer.bytes(), list.total_bytes());
     ASSERT_TRUE(EndsOk(near_.Write(transfer)));
@@ -131,12 +127,12 @@ TEST_P(TransferTest, AScatteredWriteGivesTheBytesOfTheHostExecutor) {
   ExpectGuards();
 }
 
-TEST_P(TransferTest, AScatteredReadGivesTheBytesOfTheHostExecutor) {
+TEST_P(TransferTest, AScatteredReadGivesTheBytesOfALocalCopy) {
   for (const std::size_t blocks : {1U, 2U, 17U, 300U, 9000U}) {
     SCOPED_TRACE(std::to_string(blocks) + " blocks");
     const BlockList list = RandomList(&random_, kBytes, kBytes, blocks);
     auto expected = here_.Copy();
-    Copied(list, expected, there_.span());
+    CopyBlocks(list, expected, there_.span());
     const auto transfer = Must(near_.PrepareRead(OnePart(local_, remote_, list)));
     ASSERT_TRUE(EndsOk(near_.Read(transfer)));
     EXPECT_TRUE(SameBytes(here_.Copy(), expected));
@@ -155,9 +151,9 @@ TEST_P(TransferTest, PartsOfOneTransferMayUseDifferentRegionsOnBothSides) {
   const BlockList third = OneBlock(400'000, 0, 50'000);
   auto expected = there_.Copy();
   auto expected2 = there2.Copy();
-  Copied(first, expected, here_.span());
-  Copied(second, expected2, here2.span());
-  Copied(third, expected, here2.span());
+  CopyBlocks(first, expected, here_.span());
+  CopyBlocks(second, expected2, here2.span());
+  CopyBlocks(third, expected, here2.span());
   std::vector<TransferPart> parts;
   parts.push_back({&local_, &remote_, first});
   parts.push_back({&local2, &remote2, second});
@@ -176,7 +172,7 @@ TEST_P(TransferTest, APreparedTransferCanBePostedManyTimesOneAfterAnother) {
     const auto fresh = RandomBytes(kBytes, 100 + round);
     std::copy(fresh.begin(), fresh.end(), here_.span().begin());
     auto expected = there_.Copy();
-    Copied(list, expected, here_.span());
+    CopyBlocks(list, expected, here_.span());
     ASSERT_TRUE(EndsOk(near_.Write(transfer)));
     ASSERT_TRUE(SameBytes(there_.Copy(), expected)) << "round " << round;
   }
@@ -193,8 +189,8 @@ TEST_P(TransferTest, ManyPostsAtOnceInBothDirectionsAllEndWell) {
   const auto read = Must(near_.PrepareRead(OnePart(into, from, list)));
   auto written = there_.Copy();
   auto fetched = other.Copy();
-  Copied(list, written, here_.span());
-  Copied(list, fetched, source.span());
+  CopyBlocks(list, written, here_.span());
+  CopyBlocks(list, fetched, source.span());
   std::vector<Operation> operations;
   for (int i = 0; i < 20; ++i) {
     operations.push_back(Must(near_.Write(write)));

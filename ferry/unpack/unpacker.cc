@@ -4,9 +4,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
-#include "ferry/copy/executor_host.h"
 #include "ferry/cuda/address.h"
 
 namespace ferry {
@@ -120,8 +120,10 @@ Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
   // Without GPUs the copy is made here and now, and the ticket is complete when it is returned.
   if (api_ == nullptr) {
     for (const PlacedList& request : requests) {
-      CopyOnHost(request.blocks, cuda::PointerTo<std::byte>(request.dst.address),
-                 cuda::PointerTo<const std::byte>(request.src.address));
+      for (const Block& block : request.blocks) {
+        std::memcpy(cuda::PointerTo<std::byte>(request.dst.address) + block.dst,
+                    cuda::PointerTo<const std::byte>(request.src.address) + block.src, block.len);
+      }
     }
     return done_ = ++issued_;
   }

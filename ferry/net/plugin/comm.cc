@@ -3,9 +3,7 @@
 
 #include <fmt/core.h>
 
-#include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "ferry/core/check.h"
@@ -23,27 +21,6 @@ void WarnIfFailed(const Plugin& plugin, const char* call, int outcome, std::uint
   Log(LogLevel::kWarn, "plugin", "{}",
       plugin.CallError(Code::kInternal, call, outcome, mark, "the process goes on without")
           .message());
-}
-
-// Polling is the only way to wait: the plugin's threads make the progress.
-constexpr std::chrono::milliseconds kPollInterval{1};
-
-template <class Ask>
-auto AskUntil(Deadline deadline, const std::string& what, const Ask& ask) -> decltype(ask()) {
-  const auto begin = Clock::now();
-  for (std::uint64_t polls = 1;; ++polls) {
-    auto answer = ask();
-    // An error is final. A null comm means "not yet", which NCCL's interface says by success
-    // without one.
-    if (!answer || *answer != nullptr) return answer;
-    if (deadline.expired()) {
-      return Error(Code::kTimedOut,
-                   fmt::format("{} had no answer after {:.1f} s and {} polls; see that the peer "
-                               "connects to this handle, by an interface of the same network",
-                               what, Seconds(Clock::now() - begin), polls));
-    }
-    std::this_thread::sleep_for(kPollInterval);
-  }
 }
 
 }  // namespace
@@ -213,16 +190,6 @@ Result<std::unique_ptr<ReceiveComm>> Listening::Accept() {
   }
   if (comm == nullptr) return std::unique_ptr<ReceiveComm>();
   return std::make_unique<ReceiveComm>(plugin_, device_, comm, std::move(device_handle_));
-}
-
-Result<std::unique_ptr<ReceiveComm>> Listening::Accept(Deadline deadline) {
-  return AskUntil(deadline, fmt::format("accept of {} on device {}", plugin_->name(), device_),
-                  [this] { return Accept(); });
-}
-
-Result<std::unique_ptr<SendComm>> Connecting::Connect(Deadline deadline) {
-  return AskUntil(deadline, fmt::format("connect of {} from device {}", plugin_->name(), device_),
-                  [this] { return Connect(); });
 }
 
 Result<std::unique_ptr<SendComm>> Connecting::Connect() {

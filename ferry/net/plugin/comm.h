@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/net/plugin/plugin.h"
 
@@ -134,8 +133,6 @@ class Listening {
   // Null if there is no connection yet: call again. Do not call after it has returned a comm or an
   // error.
   Result<std::unique_ptr<ReceiveComm>> Accept();
-  // Polls, with pauses, until the deadline. kTimedOut is final too.
-  Result<std::unique_ptr<ReceiveComm>> Accept(Deadline deadline);
   // The plugin has begun to accept, and has not ended it: it may hold sockets of the connection,
   // which closing the listen comm does not close (abandoned.h).
   bool pending() const noexcept { return pending_; }
@@ -161,9 +158,8 @@ class Connecting {
   Connecting(const Connecting&) = delete;
   Connecting& operator=(const Connecting&) = delete;
 
-  // As Listening::Accept(), both.
+  // As Listening::Accept().
   Result<std::unique_ptr<SendComm>> Connect();
-  Result<std::unique_ptr<SendComm>> Connect(Deadline deadline);
   // The plugin has begun to connect, and has not ended it.
   bool pending() const noexcept { return pending_; }
   const Plugin& plugin() const noexcept { return *plugin_; }

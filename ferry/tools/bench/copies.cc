@@ -15,6 +15,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
+#include "ferry/tools/bench/prepared_copy.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/process.h"
 #include "ferry/tools/support/report.h"

@@ -17,6 +17,7 @@
 #include "ferry/core/units.h"
 #include "ferry/kernels/number.h"
 #include "ferry/tools/bench/kernel_check.h"
+#include "ferry/tools/bench/prepared_copy.h"
 #include "ferry/tools/support/report.h"
 
 namespace ferry::tools {

@@ -38,9 +38,11 @@ std::vector<Check> Examine(Context context) {
   const auto within = [end](auto wait) { return Deadline::After(wait).Sooner(end); };
   std::vector<Check> checks{CheckSecret(context)};
   Append(CheckRoute(&context, within(kResolve)), &checks);
+  if (auto range = TcpxPortRange(context.system, context.tcpx)) {
+    context.ranges.push_back(*std::move(range));
+  }
   Append(CheckReach(&context, within(kDial)), &checks);
   checks.push_back(CheckPeer(context, within(kTryConnect)));
-  Append(CheckFirewall(context, within(kCommands)), &checks);
   for (const auto check :
        {CheckCongestionControl, CheckSocketBuffers, CheckTcpOptions, CheckSlowStart, CheckVmsplice,
         CheckCores, CheckNuma, CheckLinks, CheckMemory, CheckSwap, CheckHugePages,

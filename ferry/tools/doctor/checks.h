@@ -15,6 +15,13 @@
 
 namespace ferry::tools {
 
+// TCP ports of which a listener of the peer may have any; both ends included.
+struct PortRange {
+  std::string id;  // of the check
+  std::uint16_t first = 0;
+  std::uint16_t last = 0;
+};
+
 // The context of a run: what to check, and the facts that earlier checks found for later ones.
 struct Context {
   SystemView* system = nullptr;
@@ -25,6 +32,7 @@ struct Context {
   bool nixl = false;                 // check NIXL's requirements even without a sign of them
 
   std::vector<net::Address> resolved;  // of the peer
+  std::vector<PortRange> ranges;       // to dial at the peer, besides port_range
   std::vector<std::string>
       interfaces;         // towards the peer, or those whose addresses are announced to peers
   bool loopback = false;  // the peer is on this machine
@@ -41,7 +49,6 @@ Check CheckSecret(const Context& context);
 std::vector<Check> CheckRoute(Context* context, Deadline deadline);
 std::vector<Check> CheckReach(Context* context, Deadline deadline);
 Check CheckPeer(const Context& context, Deadline deadline);
-std::vector<Check> CheckFirewall(const Context& context, Deadline deadline);
 
 Check CheckCongestionControl(const Context& context);
 Check CheckSocketBuffers(const Context& context);

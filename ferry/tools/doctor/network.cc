@@ -4,13 +4,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
+#include <span>
 
 #include "ferry/tools/doctor/checks.h"
 
 namespace ferry::tools {
 namespace {
 
-constexpr std::size_t kMaxDialledPorts = 64;  // of a range, at once
+constexpr unsigned kMaxDialedPorts = 64;  // of a range, at once
 constexpr std::size_t kMaxAddresses = 8;
 constexpr int kUsualMtu = 1500;
 constexpr int kJumboMtu = 9000;
@@ -176,8 +178,8 @@ std::string FixFor(const Context& context, const Dialed& dialed) {
     case ECONNREFUSED:
       return fmt::format("ferry perf server --port {}  # on {}", dialed.at.port, host);
     case ETIMEDOUT:
-      return fmt::format("FERRY_PORT_RANGE={} ferry doctor  # as root on {}: names the rule",
-                         dialed.at.port, host);
+      return fmt::format("nft list ruleset  # as root on {}: which rule drops TCP port {}", host,
+                         dialed.at.port);
     case EPERM:
     case EACCES: return "nft list ruleset";
     default: return fmt::format("ip route get {}", ShellWord(dialed.at.host));
@@ -185,7 +187,7 @@ std::string FixFor(const Context& context, const Dialed& dialed) {
 }
 
 // Some addresses may fail where others answer: a connection still comes about, but perhaps late.
-Check CheckPeerPort(Context* context, const std::vector<Dialed>& dialed) {
+Check CheckPeerPort(Context* context, std::span<const Dialed> dialed) {
   Check check{"reach", Verdict::kOk, "", ""};
   std::size_t open = 0;
   for (const Dialed& one : dialed) {
@@ -202,77 +204,76 @@ Check CheckPeerPort(Context* context, const std::vector<Dialed>& dialed) {
   return check;
 }
 
-std::vector<net::Address> RangeOf(const Context& context) {
-  std::vector<net::Address> ports;
-  if (context.config.port_first == 0) return ports;
-  for (unsigned port = context.config.port_first;
-       port <= context.config.port_last && ports.size() < kMaxDialledPorts; ++port) {
-    ports.push_back({context.resolved.front().host, static_cast<std::uint16_t>(port)});
+// At most kMaxDialedPorts ports of a range at even distances, both ends among them.
+std::vector<net::Address> PortsToDial(const std::string& host, const PortRange& range) {
+  const unsigned count = range.last - range.first + 1U;
+  const unsigned tried = std::min(count, kMaxDialedPorts);
+  std::vector<net::Address> ports{{host, range.first}};
+  for (unsigned i = 1; i < tried; ++i) {
+    ports.push_back(
+        {host, static_cast<std::uint16_t>(range.first + i * (count - 1) / (tried - 1))});
   }
   return ports;
 }
 
-// "20000, 20002-20004"
-std::string PortsText(const std::vector<Dialed>& dialed, int error) {
+// "20000, 20002-20004": a run ends at a dialed port with another outcome.
+std::string PortsText(std::span<const Dialed> dialed, int error) {
   std::string text;
-  unsigned first = 0;
-  unsigned last = 0;
-  const auto flush = [&] {
-    if (first == 0) return;
-    text += text.empty() ? "" : ", ";
-    text += first == last ? std::to_string(first) : fmt::format("{}-{}", first, last);
-  };
-  for (const Dialed& one : dialed) {
-    if (one.error != error) continue;
-    // Ports ascend, so a gap or another outcome between two of them ends a run.
-    if (first != 0 && one.at.port == last + 1) {
-      last = one.at.port;
-      continue;
-    }
-    flush();
-    first = last = one.at.port;
+  for (std::size_t i = 0; i < dialed.size(); ++i) {
+    if (dialed[i].error != error) continue;
+    const std::uint16_t first = dialed[i].at.port;
+    while (i + 1 < dialed.size() && dialed[i + 1].error == error) ++i;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", first);
+    if (dialed[i].at.port != first) text += fmt::format("-{}", dialed[i].at.port);
   }
-  flush();
   return text;
 }
 
-const char* WhatBecame(int error) {
-  switch (error) {
-    case 0: return "open";
-    case ECONNREFUSED: return "not dropped, nothing listens";
-    case ETIMEDOUT: return "timed out: dropped by a firewall";
-    default: return std::strerror(error);
+// The ports of a range that had one outcome.
+Check CheckOutcome(const Context& context, const PortRange& range, std::span<const Dialed> dialed,
+                   const Dialed& example) {
+  const std::string ports = PortsText(dialed, example.error);
+  Check check{range.id, Verdict::kWarning, "", FixFor(context, example)};
+  switch (example.error) {
+    case 0:
+      check.verdict = Verdict::kOk;
+      check.evidence = fmt::format("{} answered", ports);
+      break;
+    case ECONNREFUSED:
+      check.id += "_refused";
+      check.verdict = Verdict::kNote;
+      check.evidence = fmt::format("{} refused: nothing listens, or a filter rejects it", ports);
+      break;
+    case ETIMEDOUT:
+      check.id += "_timed_out";
+      check.evidence = fmt::format("{} timed out: a filter drops the packets", ports);
+      break;
+    default:
+      check.id += "_failed";
+      check.evidence = fmt::format("{} failed: {}", ports, std::strerror(example.error));
   }
-}
-
-// Nobody needs to listen at these: that packets get there and back is enough.
-Check CheckRange(const Context& context, const std::vector<Dialed>& dialed) {
-  Check check{"port_range", Verdict::kOk, "", ""};
-  std::vector<int> errors;
-  for (const Dialed& one : dialed) {
-    if (std::find(errors.begin(), errors.end(), one.error) == errors.end()) {
-      errors.push_back(one.error);
-    }
-  }
-  for (const int error : errors) {
-    check.evidence += fmt::format("{}{} {}", check.evidence.empty() ? "" : "; ",
-                                  PortsText(dialed, error), WhatBecame(error));
-    if (error == 0 || error == ECONNREFUSED) continue;
-    check.verdict = Verdict::kWarning;
-    const auto at = std::find_if(dialed.begin(), dialed.end(),
-                                 [error](const Dialed& one) { return one.error == error; });
-    if (check.fix.empty()) check.fix = FixFor(context, *at);
-  }
-  const int count = context.config.port_last - context.config.port_first + 1;
-  if (static_cast<std::size_t>(count) > dialed.size()) {
-    check.evidence += fmt::format("; the first {} of {} were tried", dialed.size(), count);
+  const std::size_t count = range.last - range.first + std::size_t{1};
+  if (count > dialed.size()) {
+    check.evidence += fmt::format("; {} ports of {} were dialed", dialed.size(), count);
   }
   return check;
 }
 
+// One check for each outcome.
+std::vector<Check> CheckRange(const Context& context, const PortRange& range,
+                              std::span<const Dialed> dialed) {
+  std::vector<Check> checks;
+  std::set<int> errors;
+  for (const Dialed& one : dialed) {
+    if (!errors.insert(one.error).second) continue;
+    checks.push_back(CheckOutcome(context, range, dialed, one));
+  }
+  return checks;
+}
+
 // ---- packet sizes -------------------------------------------------------------------------------
 
-Check CheckMtu(const Context& context, const std::vector<Dialed>& dialed) {
+Check CheckMtu(const Context& context, std::span<const Dialed> dialed) {
   Check check{"mtu", Verdict::kOk, "", ""};
   const auto reached =
       std::find_if(dialed.begin(), dialed.end(), [](const Dialed& one) { return one.error == 0; });
@@ -338,15 +339,31 @@ std::vector<Check> CheckReach(Context* context, Deadline deadline) {
   if (context->resolved.empty()) {
     return {Skipped("reach", Error(Code::kUnavailable, "the peer has no address"))};
   }
+  std::vector<PortRange> ranges = context->ranges;
+  if (context->config.port_first != 0) {
+    ranges.push_back({"port_range", context->config.port_first, context->config.port_last});
+  }
   std::vector<net::Address> all = context->resolved;
-  const std::vector<net::Address> range = RangeOf(*context);
-  all.insert(all.end(), range.begin(), range.end());
+  for (const PortRange& range : ranges) {
+    const auto ports = PortsToDial(context->resolved.front().host, range);
+    all.insert(all.end(), ports.begin(), ports.end());
+  }
   // All at once, because each address that does not answer takes the whole time.
   const std::vector<Dialed> dialed = context->system->Dial(all, deadline);
-  const auto middle = dialed.begin() + static_cast<std::ptrdiff_t>(context->resolved.size());
-  const std::vector<Dialed> at_port(dialed.begin(), middle);
+  std::span<const Dialed> rest(dialed);
+  const auto take = [&rest](std::size_t count) {
+    const auto first = rest.first(count);
+    rest = rest.subspan(count);
+    return first;
+  };
+  const auto at_port = take(context->resolved.size());
   std::vector<Check> checks{CheckPeerPort(context, at_port)};
-  if (!range.empty()) checks.push_back(CheckRange(*context, {middle, dialed.end()}));
+  for (const PortRange& range : ranges) {
+    const unsigned count = range.last - range.first + 1U;
+    for (Check& check : CheckRange(*context, range, take(std::min(count, kMaxDialedPorts)))) {
+      checks.push_back(std::move(check));
+    }
+  }
   checks.push_back(CheckMtu(*context, at_port));
   return checks;
 }

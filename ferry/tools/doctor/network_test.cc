@@ -170,7 +170,7 @@ TEST(DoctorReach, EachFailureIsToldApart) {
   };
   for (const Row& row :
        {Row{ECONNREFUSED, "nothing listens", "ferry perf server --port 7471  # on node7"},
-        Row{ETIMEDOUT, "timed out: a firewall", "FERRY_PORT_RANGE=7471 ferry doctor  # as root on"},
+        Row{ETIMEDOUT, "timed out: a firewall", "node7: which rule drops TCP port 7471"},
         Row{EHOSTUNREACH, "unreachable", "ip route get 10.0.0.2"},
         Row{ENETUNREACH, "unreachable", "ip route get 10.0.0.2"},
         Row{EPERM, "firewall of this machine", "nft list ruleset"},
@@ -196,33 +196,41 @@ TEST(DoctorReach, OneAddressOfTwoIsAWarning) {
   EXPECT_THAT(check.evidence, HasSubstr("[fd00::2]:7471 timed out"));
 }
 
-TEST(DoctorReach, PortsOfARangeThatAreDroppedAreAWarning) {
+TEST(DoctorReach, PortsOfARangeAreToldByTheirOutcomes) {
   FakeSystem system;
   Context context = RunTo(&system);
   context.config.port_first = 7000;
-  context.config.port_last = 7004;
+  context.config.port_last = 7005;
   for (const char* port : {"7000", "7001", "7004"}) {
     system.dialed[std::string("10.0.0.2:") + port] = Failed(ECONNREFUSED);
   }
-  auto check = Of(CheckReach(&context, Soon()), "port_range");
-  EXPECT_EQ(check.verdict, Verdict::kWarning);
-  EXPECT_EQ(check.evidence,
-            "7000-7001, 7004 not dropped, nothing listens; 7002-7003 timed out: dropped by a "
-            "firewall");
-  system.dialed["10.0.0.2:7002"] = Failed(0);
-  system.dialed["10.0.0.2:7003"] = Failed(0);
-  check = Of(CheckReach(&context, Soon()), "port_range");
-  EXPECT_EQ(check.verdict, Verdict::kOk);
-  EXPECT_THAT(check.evidence, HasSubstr("7002-7003 open"));
+  system.dialed["10.0.0.2:7005"] = Failed(EHOSTUNREACH);
+  auto checks = CheckReach(&context, Soon());
+  const Check refused = Of(checks, "port_range_refused");
+  EXPECT_EQ(refused.verdict, Verdict::kNote);
+  EXPECT_EQ(refused.evidence, "7000-7001, 7004 refused: nothing listens, or a filter rejects it");
+  EXPECT_EQ(refused.fix, "ferry perf server --port 7000  # on node7");
+  const Check timed_out = Of(checks, "port_range_timed_out");
+  EXPECT_EQ(timed_out.verdict, Verdict::kWarning);
+  EXPECT_EQ(timed_out.evidence, "7002-7003 timed out: a filter drops the packets");
+  EXPECT_EQ(timed_out.fix, "nft list ruleset  # as root on node7: which rule drops TCP port 7002");
+  EXPECT_EQ(Of(checks, "port_range_failed").evidence, "7005 failed: No route to host");
+  for (const auto& [address, outcome] : system.dialed) system.dialed[address] = Failed(0);
+  system.dialed["10.0.0.2:7002"] = system.dialed["10.0.0.2:7003"] = Failed(0);
+  checks = CheckReach(&context, Soon());
+  EXPECT_EQ(Of(checks, "port_range").verdict, Verdict::kOk);
+  EXPECT_EQ(Of(checks, "port_range").evidence, "7000-7005 answered");
 }
 
-TEST(DoctorReach, OfALongRangeTheFirstPortsAreTried) {
+TEST(DoctorReach, OfALongRangePortsAtEvenDistancesAreDialed) {
   FakeSystem system;
   Context context = RunTo(&system);
   context.config.port_first = 1;
   context.config.port_last = 65535;
-  EXPECT_THAT(Of(CheckReach(&context, Soon()), "port_range").evidence,
-              HasSubstr("the first 64 of 65535 were tried"));
+  system.dialed["10.0.0.2:65535"] = Failed(0);
+  const auto checks = CheckReach(&context, Soon());
+  EXPECT_THAT(Of(checks, "port_range_timed_out").evidence, HasSubstr("1-64494 timed out"));
+  EXPECT_EQ(Of(checks, "port_range").evidence, "65535 answered; 64 ports of 65535 were dialed");
 }
 
 // ---- packet sizes -------------------------------------------------------------------------------

@@ -39,11 +39,6 @@ PluginPath PathOfPlugin(const TcpxSetup& setup) {
   return {kUsualPluginPath, ""};
 }
 
-bool HintsAtTcpx(const TcpxSetup& setup) {
-  const PluginPath plugin = PathOfPlugin(setup);
-  return !plugin.origin.empty() || setup.system->StateOf(plugin.path);
-}
-
 void AddMissingPlugin(const TcpxSetup& setup, const PluginPath& plugin, const Error& error,
                       Check* check) {
   AddTcpxFinding(Verdict::kProblem,
@@ -137,6 +132,11 @@ void AddGpuSockets(const TcpxSetup& setup, const std::string& prefix,
 
 }  // namespace
 
+bool HintsAtTcpx(const TcpxSetup& setup) {
+  const PluginPath plugin = PathOfPlugin(setup);
+  return !plugin.origin.empty() || setup.system->StateOf(plugin.path);
+}
+
 std::optional<std::string> TcpxSetup::Variable(const std::string& name) const {
   const auto found = environment.find(name);
   if (found == environment.end() || found->second.empty()) return std::nullopt;
@@ -199,11 +199,11 @@ std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<C
     checks.push_back(check(setup));
   }
   checks.push_back(CheckTcpxHeaderSplit(setup, deadline));
-  for (const auto check : {CheckTcpxSteering, CheckTcpxMtu, CheckTcpxDistance, CheckTcpxChunkSize,
-                           CheckTcpxSetupWait, CheckTcpxVariables, CheckTcpxSysctls}) {
+  for (const auto check :
+       {CheckTcpxSteering, CheckTcpxMtu, CheckTcpxDistance, CheckTcpxChunkSize, CheckTcpxSetupWait,
+        CheckTcpxVariables, CheckTcpxSysctls, CheckTcpxPorts}) {
     checks.push_back(check(setup));
   }
-  checks.push_back(CheckTcpxPorts(setup, deadline));
   checks.push_back(CheckTcpxLimits(setup, others));
   return checks;
 }

@@ -11,6 +11,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/net/plugin/tcpx_judge.h"
 #include "ferry/tools/doctor/check.h"
+#include "ferry/tools/doctor/checks.h"
 #include "ferry/tools/doctor/system.h"
 
 namespace ferry::tools {
@@ -31,11 +32,16 @@ struct TcpxSetup {
   std::optional<std::string> Variable(const std::string& name) const;
 };
 TcpxSetup TcpxSetupOf(SystemView* system);
+// Whether a variable names a plugin or the file of GPUDirect-TCPX's exists.
+bool HintsAtTcpx(const TcpxSetup& setup);
 
 // Runs all checks if the user asked for them or a plugin is configured; otherwise one harmless
 // check. `others` are the findings so far; facts in them are not checked twice.
 std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<Check>& others,
                              Deadline deadline);
+
+// The ports on which the peer's plugin listens; nothing where CheckTcpx() has one check only.
+std::optional<PortRange> TcpxPortRange(SystemView* system, bool asked);
 
 // The parts of CheckTcpx, which it calls in this order.
 Check CheckTcpxPlugin(const TcpxSetup& setup);
@@ -51,7 +57,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup);
 Check CheckTcpxSetupWait(const TcpxSetup& setup);
 Check CheckTcpxVariables(const TcpxSetup& setup);
 Check CheckTcpxSysctls(const TcpxSetup& setup);
-Check CheckTcpxPorts(const TcpxSetup& setup, Deadline deadline);
+Check CheckTcpxPorts(const TcpxSetup& setup);
 Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
 
 // ---- what they share ----------------------------------------------------------------------------

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "ferry/tools/doctor/checks.h"
-#include "ferry/tools/doctor/firewall.h"
 #include "ferry/tools/doctor/tcpx.h"
 
 namespace ferry::tools {
@@ -65,45 +64,6 @@ void AddEphemeralPorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* ch
   }
 }
 
-// Ports of the range between which no rule makes a difference: the ends, and where a rule begins or
-// has ended.
-std::set<std::uint64_t> PortsToTry(const FilterRules& rules, const TcpxPorts& ports) {
-  std::set<std::uint64_t> tried{ports.first, ports.last};
-  const auto add = [&](std::uint64_t port) {
-    if (port >= ports.first && port <= ports.last) tried.insert(port);
-  };
-  for (const FilterChain& chain : rules.chains) {
-    for (const FilterRule& rule : chain.rules) {
-      for (const PortMatch& match : rule.ports) {
-        for (const auto& [first, last] : match.ranges) {
-          add(first);
-          add(last + 1);
-        }
-      }
-    }
-  }
-  return tried;
-}
-
-void AddPortRules(const TcpxSetup& setup, const TcpxPorts& ports, Deadline deadline, Check* check) {
-  const auto rules = AskForRules(setup.system, deadline);
-  if (!rules) return AddTcpxFinding(Verdict::kSkipped, rules.error().message(), check);
-  for (const std::uint64_t port : PortsToTry(*rules, ports)) {
-    const auto blocked =
-        WhatBlocks(rules->chains, FilterChain::Way::kIn, static_cast<std::uint16_t>(port));
-    if (!blocked) continue;
-    AddTcpxFinding(blocked->certain ? Verdict::kWarning : Verdict::kNote,
-                   fmt::format("connections from other machines to port {} are blocked by {}", port,
-                               blocked->by),
-                   check);
-    AddTcpxFix(CommandToPass(*blocked->base, static_cast<std::uint16_t>(ports.first),
-                             static_cast<std::uint16_t>(ports.last)),
-               check);
-    return;
-  }
-  AddTcpxFinding(Verdict::kOk, fmt::format("no rule of {} blocks one", rules->source), check);
-}
-
 void AddFreePorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* check) {
   const std::set<int> used = PortsInUse(setup.system);
   const auto taken =
@@ -118,12 +78,20 @@ void AddFreePorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* check) 
 
 }  // namespace
 
-Check CheckTcpxPorts(const TcpxSetup& setup, Deadline deadline) {
+std::optional<PortRange> TcpxPortRange(SystemView* system, bool asked) {
+  const TcpxSetup setup = TcpxSetupOf(system);
+  if (!asked && !HintsAtTcpx(setup)) return std::nullopt;
+  Check ignored;
+  const TcpxPorts ports = PortsOf(setup, &ignored);
+  return PortRange{"tcpx_range", static_cast<std::uint16_t>(ports.first),
+                   static_cast<std::uint16_t>(ports.last)};
+}
+
+Check CheckTcpxPorts(const TcpxSetup& setup) {
   Check check{"tcpx_ports", Verdict::kOk, "", ""};
   const TcpxPorts ports = PortsOf(setup, &check);
   AddTcpxFinding(Verdict::kOk, fmt::format("{}-{}", ports.first, ports.last), &check);
   AddEphemeralPorts(setup, ports, &check);
-  AddPortRules(setup, ports, deadline, &check);
   AddFreePorts(setup, ports, &check);
   return check;
 }

@@ -269,28 +269,29 @@ TEST(DoctorTcpxSysctls, ThatAreNotThereAreSkipped) {
 
 // ---- ports --------------------------------------------------------------------------------------
 
-TEST(DoctorTcpxPorts, ThatAFirewallBlocksAreNamedWithTheRule) {
+TEST(DoctorTcpxPorts, AreDialedAtThePeerWhereThePluginIsUsed) {
+  FakeSystem without;
+  EXPECT_FALSE(TcpxPortRange(&without, false));
+  EXPECT_TRUE(TcpxPortRange(&without, true));
   A3Machine machine;
-  machine.system.Answer(
-      "nft",
-      CommandEnd{0,
-                 R"({"nftables": [{"chain": {"family": "inet", "table": "filter", "name": "in", )"
-                 R"("handle": 3, "type": "filter", "hook": "input", "prio": 0, )"
-                 R"("policy": "accept"}}, {"rule": {"family": "inet", "table": "filter", )"
-                 R"("chain": "in", "handle": 10, "expr": [{"match": {"op": "==", "left": )"
-                 R"({"payload": {"protocol": "tcp", "field": "dport"}}, "right": 55555}}, )"
-                 R"({"drop": null}]}}]})",
-                 ""});
-  const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
-  EXPECT_EQ(check.verdict, Verdict::kWarning);
-  EXPECT_THAT(check.evidence, HasSubstr("to port 55555 are blocked by chain inet filter in"));
-  EXPECT_EQ(check.fix, "nft insert rule inet filter in tcp dport 50000-60000 accept");
+  machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_BEGIN"] = "50000";
+  machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_END"] = "50001";
+  machine.system.dialed["10.0.0.2:50000"] = Dialed{.at = {}, .error = 0};
+  Context context = RunTo(&machine.system);
+  context.ranges = {TcpxPortRange(&machine.system, false).value()};
+  const auto checks = CheckReach(&context, Soon());
+  ASSERT_EQ(checks.size(), 4U);
+  EXPECT_EQ(checks[1].id, "tcpx_range");
+  EXPECT_EQ(checks[1].evidence, "50000 answered");
+  EXPECT_EQ(checks[2].id, "tcpx_range_timed_out");
+  EXPECT_EQ(checks[2].evidence, "50001 timed out: a filter drops the packets");
+  EXPECT_EQ(checks[2].fix, "nft list ruleset  # as root on node7: which rule drops TCP port 50001");
 }
 
 TEST(DoctorTcpxPorts, ThatTheKernelChoosesElsewhereAreNoted) {
   A3Machine machine;
   machine.system.Sysctl("net.ipv4.ip_local_port_range", "32768\t60999");
-  const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+  const Check check = CheckTcpxPorts(SetupOf(&machine));
   EXPECT_EQ(check.verdict, Verdict::kNote);
   EXPECT_THAT(check.evidence, HasSubstr("the kernel chooses ports of 32768-60999, of which"));
   EXPECT_EQ(check.fix, "sysctl -w net.ipv4.ip_local_port_range='50000 60000'");
@@ -301,9 +302,9 @@ TEST(DoctorTcpxPorts, OfARangeThatIsFullAreWarnedOf) {
   machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_BEGIN"] = "50000";
   machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_END"] = "50127";
   machine.system.Sysctl("net.ipv4.ip_local_port_range", "50000\t50127");
-  EXPECT_EQ(CheckTcpxPorts(SetupOf(&machine), Soon()).verdict, Verdict::kOk);
+  EXPECT_EQ(CheckTcpxPorts(SetupOf(&machine)).verdict, Verdict::kOk);
   machine.system.files["/proc/net/tcp"] = "   0: 00000000:C350 00000000:0000 0A 00000000:00000000";
-  const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+  const Check check = CheckTcpxPorts(SetupOf(&machine));
   EXPECT_EQ(check.verdict, Verdict::kWarning);
   EXPECT_THAT(check.evidence, HasSubstr("50000-50127; the kernel chooses"));
   EXPECT_THAT(check.evidence, HasSubstr("1 of 128 ports are in use"));
@@ -318,7 +319,7 @@ TEST(DoctorTcpxPorts, OfVariablesThatAreNoRangeAreWarnedOf) {
     A3Machine machine;
     machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_BEGIN"] = begin;
     machine.system.environment["NCCL_GPUDIRECTTCPX_PORT_END"] = end;
-    const Check check = CheckTcpxPorts(SetupOf(&machine), Soon());
+    const Check check = CheckTcpxPorts(SetupOf(&machine));
     EXPECT_EQ(check.verdict, Verdict::kWarning) << begin << ' ' << end;
     EXPECT_THAT(check.evidence, HasSubstr(" are no range of ports; 50000-60000; "));
     EXPECT_EQ(check.fix,

@@ -61,10 +61,6 @@ class SlotCursor {
     left_ = left_.subspan(1);
     return ++marked_;
   }
-  // The source slot of the next operation. Call one of the two for each operation.
-  std::uint64_t NextSource() noexcept {
-    return NextDestination() == kPlainSlot ? kPlainSlot : kMarkedSource;
-  }
 
  private:
   std::span<const std::uint64_t> left_;

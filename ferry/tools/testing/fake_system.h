@@ -44,7 +44,6 @@ class FakeSystem final : public SystemView {
     files["/sys/class/net/eth0/mtu"] = "9000";
     files["/sys/class/net/eth0/speed"] = "100000";
     files["/sys/class/net/eth0/duplex"] = "full";
-    Answer("nft", CommandEnd{0, R"({"nftables": []})", ""});
     usable = {"cubic", "reno"};
     for (int core = 0; core < 8; ++core) cores.push_back(core);
   }

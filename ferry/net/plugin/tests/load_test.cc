@@ -103,9 +103,9 @@ TEST_P(EveryVersion, IsGivenWhatItsVersionIsGiven) {
     auto listening = Listening::Open(*plugin, 0);
     ASSERT_TRUE(listening) << listening.error().message();
     Connecting connecting(*plugin, 0, (*listening)->handle());
-    auto sender = connecting.Connect(Briefly());
+    auto sender = plugin::testing::AskUntil(Briefly(), [&] { return connecting.Connect(); });
     ASSERT_TRUE(sender) << sender.error().message();
-    auto receiver = (*listening)->Accept(Briefly());
+    auto receiver = plugin::testing::AskUntil(Briefly(), [&] { return (*listening)->Accept(); });
     ASSERT_TRUE(receiver) << receiver.error().message();
     std::byte memory[64];
     auto from = (*sender)->Register(memory, sizeof memory, /*on_gpu=*/false);

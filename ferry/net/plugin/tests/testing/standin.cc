@@ -49,9 +49,9 @@ Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline, cuda:
       if (api != nullptr) {
         FERRY_TRY_ASSIGN(current, api->MakeCurrent(0));
       }
-      return connecting.Connect(deadline);
+      return AskUntil(deadline, [&] { return connecting.Connect(); });
     });
-    auto accepted = listening->Accept(deadline);
+    auto accepted = AskUntil(deadline, [&] { return listening->Accept(); });
     FERRY_TRY_ASSIGN(auto sender, connected.get());
     if (!accepted) return accepted.error();
     ends.senders.push_back(std::move(sender));

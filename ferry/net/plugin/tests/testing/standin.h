@@ -1,11 +1,14 @@
 // The stand-in for GPUDirect-TCPX (docs/tcpx_standin.md) as the library loads it.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ferry/copy/device_executor.h"
+#include "ferry/core/deadline.h"
 #include "ferry/net/plugin/plugin.h"
 #include "ferry/net/plugin/receiver.h"
 #include "ferry/net/plugin/sender.h"
@@ -36,6 +39,18 @@ class StandIn {
   const Variables variables_;
   const LibraryCopy copy_;
 };
+
+// Calls `ask` until it returns a comm or an error, at most until the deadline. Polling is the only
+// way to wait: the plugin's threads make the progress.
+template <class Ask>
+auto AskUntil(Deadline deadline, const Ask& ask) -> decltype(ask()) {
+  for (;;) {
+    auto answer = ask();
+    if (!answer || *answer != nullptr) return answer;
+    if (deadline.expired()) return Error(Code::kTimedOut, "the plugin returned no comm in time");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
 inline constexpr std::uint64_t kPoolBytes = std::uint64_t{64} << 20;  // the stand-in's default
 

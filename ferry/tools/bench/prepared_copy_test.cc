@@ -1,4 +1,6 @@
 // Tests of prepared copies: shifts, order and limits.
+#include "ferry/tools/bench/prepared_copy.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,14 +13,12 @@
 #include <tuple>
 #include <vector>
 
-#include "ferry/copy/device_executor.h"
 #include "ferry/copy/testing/copy_bed.h"
+#include "ferry/copy/testing/copy_blocks.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/testing/device_target.h"
 
-// Behaviour specific to prepared copies; device_executor_test.cc checks the bytes for all kinds of
-// lists.
-namespace ferry {
+namespace ferry::tools {
 namespace {
 
 using cuda::CopyKind;
@@ -61,6 +61,34 @@ class PreparedCopyTest : public ::testing::TestWithParam<PreparedCase> {
   std::unique_ptr<cuda::DeviceTarget> target_;
   std::optional<CopyBed> bed_;
 };
+
+// One thread block gives each warp many rounds. Each block is surrounded by bytes that must not
+// change.
+TEST_P(PreparedCopyTest, EveryAlignmentAndManyLengthsAreCopiedToTheByte) {
+  BlockList list;
+  std::uint64_t at = 32;
+  for (const std::uint64_t len :
+       {1U, 2U, 15U, 16U, 17U, 31U, 33U, 48U, 65U, 255U, 257U, 513U, 600U}) {
+    for (std::uint64_t offset = 0; offset < 256; ++offset) {
+      list.Add({at + offset / 16, at + offset % 16, len});
+      at += 640;
+    }
+  }
+  constexpr std::uint64_t kLarge = (std::uint64_t{9} << 20) + 5;
+  list.Add({at + 3, at + 8, kLarge});
+  at += kLarge + 20;
+  for (const PrepareOptions& options :
+       {PrepareOptions{}, PrepareOptions{.groups = 1, .early = false}}) {
+    auto src = bed_->MakeSource(at, kind());
+    auto dst = bed_->MakeDestination(at, kind());
+    std::vector<std::byte> expected = bed_->Look(&dst);
+    CopyBlocks(list, expected, bed_->Look(&src));
+    const auto copy = Must(Prepare(list, dst.place, src.place, options));
+    Must(copy->Enqueue(bed_->stream()));
+    bed_->Finish();
+    EXPECT_TRUE(bed_->Look(&dst) == expected) << options.groups;
+  }
+}
 
 TEST_P(PreparedCopyTest, ShiftsTakeOneLayoutFromLayerToLayer) {
   constexpr std::uint64_t kLayers = 6;
@@ -204,4 +232,4 @@ INSTANTIATE_TEST_SUITE_P(Gpu, PreparedCopyTest,
                          PreparedCaseName);
 
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tools

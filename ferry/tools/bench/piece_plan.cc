@@ -1,5 +1,5 @@
 // Distributes a list's bytes evenly over the warps of a kernel.
-#include "ferry/copy/piece_plan.h"
+#include "ferry/tools/bench/piece_plan.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 #include "ferry/core/units.h"
 
-namespace ferry {
+namespace ferry::tools {
 namespace {
 
 // A warp moves 4 KiB in one round trip to memory. Pieces above the maximum would only make the
@@ -84,4 +84,4 @@ PiecePlan PlanPieces(const BlockList& list, std::uint32_t groups) {
   return plan;
 }
 
-}  // namespace ferry
+}  // namespace ferry::tools

@@ -6,7 +6,7 @@
 #include "ferry/copy/block_kernel.h"
 #include "ferry/copy/block_list.h"
 
-namespace ferry {
+namespace ferry::tools {
 
 // The blocks for a block kernel of `groups` thread blocks, in an order that gives all of its warps
 // about the same number of pieces and bytes.
@@ -19,4 +19,4 @@ struct PiecePlan {
 // most `groups` thread blocks. O(n log n).
 PiecePlan PlanPieces(const BlockList& list, std::uint32_t groups);
 
-}  // namespace ferry
+}  // namespace ferry::tools

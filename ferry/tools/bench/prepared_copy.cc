@@ -1,4 +1,6 @@
 // Block lists stored once in GPU memory and copied by one launch.
+#include "ferry/tools/bench/prepared_copy.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -7,11 +9,9 @@
 #include <utility>
 
 #include "ferry/copy/block_kernel.h"
-#include "ferry/copy/device_executor.h"
-#include "ferry/copy/piece_plan.h"
-#include "ferry/cuda/address.h"
+#include "ferry/tools/bench/piece_plan.h"
 
-namespace ferry {
+namespace ferry::tools {
 namespace {
 
 constexpr auto kUploadTimeout = std::chrono::seconds(60);
@@ -145,4 +145,4 @@ Result<std::unique_ptr<PreparedCopy>> PrepareCopy(cuda::DeviceApi* api, int ordi
       std::make_unique<PreparedKernelCopy>(api, facts, std::move(pieces), arguments));
 }
 
-}  // namespace ferry
+}  // namespace ferry::tools

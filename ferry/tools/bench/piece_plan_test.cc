@@ -1,5 +1,5 @@
 // Tests of the distribution of pieces over warps.
-#include "ferry/copy/piece_plan.h"
+#include "ferry/tools/bench/piece_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "ferry/core/units.h"
 
-namespace ferry {
+namespace ferry::tools {
 namespace {
 
 // The bytes that each warp copies, as the kernel assigns them.
@@ -115,4 +115,4 @@ TEST(PiecePlan, VeryLongListsTakeLittleMemory) {
 }
 
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tools
