@@ -94,8 +94,9 @@ std::optional<bool> IsChildBelieved(const std::function<bool()>& change) {
   const pid_t child = ::fork();
   FERRY_CHECK(child >= 0, errno);
   if (child == 0) {
-    if (!change()) ::_exit(1);
+    const bool has_changed = change();
     RawPeer dialed = RawPeer::ConnectTo(listener.address());
+    if (!has_changed) ::_exit(1);  // connected, because the parent waits for that
     const ListedSocket listed(dialed.fd());
     const ProcessHint hint = ThisProcess();
     (void)dialed.Write(std::as_bytes(std::span(&hint, 1)));

@@ -70,6 +70,7 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
   // The dialer enforces the deadline itself, and its error tells at which step it failed.
   home->DriveUntil([&] { return dialer->done(); }, Deadline::Never(), core_->config().spin);
   if (dialer->done()) {
+    core_->Forget(dialer);
     auto connected = dialer->result();
     if (connected) return Connection(*std::move(connected), core_.get());
     if (!core_->closing()) return connected.error();

@@ -141,14 +141,13 @@ void EndpointCore::Shutdown() {
   loops_.front()->NotifyWaiters();
   connections_.AwaitEmpty();
   loops_.Stop();
-  std::vector<std::weak_ptr<Dialer>> dialers;
+  std::vector<std::shared_ptr<Dialer>> dialers;
   {
     const std::lock_guard lock(mutex_);
+    has_stopped_ = true;
     dialers.swap(dialers_);
   }
-  for (const auto& each : dialers) {
-    if (const auto dialer = each.lock()) dialer->GiveUp();
-  }
+  for (const auto& dialer : dialers) dialer->GiveUp();
   listener_.reset();
   link_watch_.reset();
   server_handshake_.reset();
@@ -277,10 +276,12 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
 
 void EndpointCore::Follow(const std::shared_ptr<Dialer>& dialer) {
   const std::lock_guard lock(mutex_);
-  dialers_.erase(std::remove_if(dialers_.begin(), dialers_.end(),
-                                [](const auto& each) { return each.expired(); }),
-                 dialers_.end());
-  dialers_.push_back(dialer);
+  if (!has_stopped_) dialers_.push_back(dialer);
+}
+
+void EndpointCore::Forget(const std::shared_ptr<Dialer>& dialer) {
+  const std::lock_guard lock(mutex_);
+  dialers_.erase(std::remove(dialers_.begin(), dialers_.end(), dialer), dialers_.end());
 }
 
 }  // namespace ferry::transfer

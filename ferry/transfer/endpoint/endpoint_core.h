@@ -68,8 +68,10 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   EndpointAddress Told() const;
   // Those that a connected peer may use for further lanes.
   EndpointAddress OtherAddresses() const;
-  // Registers a dial that is about to start, so that Shutdown() ends it. Any thread.
+  // Holds a dial that is about to start until Forget(), or until Shutdown() has stopped the loops:
+  // before that, no other thread may destroy a dial that is not done. Any thread.
   void Follow(const std::shared_ptr<Dialer>& dialer);
+  void Forget(const std::shared_ptr<Dialer>& dialer);
   // Same contracts as net::Listener. Front loop only.
   void PauseAcceptingOnLoop(bool paused);
   void ExpectLanesOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until);
@@ -123,7 +125,9 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   net::NameResolver names_;
   OwnCalls own_calls_;
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Dialer>> dialers_;  // under mutex_; expired ones are removed lazily
+  // Under mutex_.
+  std::vector<std::shared_ptr<Dialer>> dialers_;
+  bool has_stopped_ = false;  // the loops, for good
   ConnectionTable connections_;
 
   std::unique_ptr<MetricsServer> metrics_;  // null if metrics are off; last: it uses the rest
