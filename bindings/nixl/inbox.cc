@@ -267,34 +267,40 @@ bool Inbox::CloseSilent() {
     const bool holds_up = largest_wanted_ && largest_ == sender->first;
     if (sender->second.agent && !holds_up) {
       ++sender;
-      continue;
-    }
-    const auto now = Clock::now();
-    const bool slow = holds_up && now - *largest_wanted_ >= max_hold_up_;
-    const bool silent = now - sender->second.since >= kMaxSilence;
-    Next next = slow ? Next::kEmpty : Next::kGoOn;
-    // The thread may have been late.
-    if (silent && !slow) next = TakeOne(sender->first, &sender->second);
-    if (next == Next::kGoOn) {
+    } else if (HasEnded(sender->first, &sender->second, holds_up)) {
+      sender = Forget(sender);
+    } else {
       any = true;
       ++sender;
-      continue;
     }
-    if (next == Next::kEmpty) {
-      const std::string peer = sender->second.connection.Info().peer;
-      LogPeer(
-          LogLevel::kWarning, peer,
-          fmt::format(
-              "the connection of {} was closed: it did not {} within {} s", peer,
-              slow       ? "end a long notification, for which others wait,"
-              : holds_up ? "send more of a long notification, for which others wait,"
-                         : "say which agent it is",
-              std::chrono::ceil<std::chrono::seconds>(slow ? max_hold_up_ : kMaxSilence).count()));
-      CloseInBackground(sender->second.connection);
-    }
-    sender = Forget(sender);
   }
   return any;
+}
+
+// Closes the connection if it has been silent, or has held up others, for too long.
+bool Inbox::HasEnded(std::uint64_t id, Sender* sender, bool holds_up) {
+  const auto now = Clock::now();
+  if (holds_up && now - *largest_wanted_ >= max_hold_up_) {
+    CloseLate(*sender, "end a long notification, for which others wait,", max_hold_up_);
+    return true;
+  }
+  if (now - sender->since < kMaxSilence) return false;
+  const Next next = TakeOne(id, sender);  // this thread may have been late
+  if (next == Next::kEmpty) {
+    CloseLate(*sender,
+              holds_up ? "send more of a long notification, for which others wait,"
+                       : "say which agent it is",
+              kMaxSilence);
+  }
+  return next != Next::kGoOn;
+}
+
+void Inbox::CloseLate(const Sender& sender, const char* omission, Clock::duration limit) {
+  const std::string peer = sender.connection.Info().peer;
+  LogPeer(LogLevel::kWarning, peer,
+          fmt::format("the connection of {} was closed: it did not {} within {} s", peer, omission,
+                      std::chrono::ceil<std::chrono::seconds>(limit).count()));
+  CloseInBackground(sender.connection);
 }
 
 void Inbox::CloseInBackground(transfer::Connection connection) {

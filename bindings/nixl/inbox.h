@@ -81,6 +81,8 @@ class Inbox {
   // Closes the connections that have said nothing for too long, or hold others up for too long.
   // Whether any is left to watch.
   bool CloseSilent();
+  bool HasEnded(std::uint64_t id, Sender* sender, bool holds_up);
+  void CloseLate(const Sender& sender, const char* omission, Clock::duration limit);
   void CloseInBackground(transfer::Connection connection);
 
   transfer::Endpoint* const endpoint_;
