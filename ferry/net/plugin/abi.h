@@ -35,7 +35,6 @@ inline constexpr std::size_t kMaxRequests = 32;                         // in fl
 inline constexpr std::size_t kMaxRequestsV6 = 8;                        // the same up to v6
 inline constexpr std::uint64_t kMaxRegisteredV7 = 0x7fffffff;           // bytes: an int
 inline constexpr std::uint64_t kMaxMessageV8 = std::uint64_t{1} << 30;  // bytes, up to v8
-inline constexpr std::uint64_t kMaxCollectiveV8 = std::uint64_t{1} << 29;
 
 // May be called by any thread of the plugin, for as long as the process lives. `flags` are bits
 // that name a part of NCCL.

@@ -84,7 +84,6 @@ class Receiver {
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
 
-  std::size_t channels() const noexcept { return channels_.size(); }
   ReceiveComm& comm(std::size_t channel) noexcept { return *channels_[channel].comm; }
 
   // The next message of this channel is this chunk, with exactly this many bytes. It is posted when

@@ -21,7 +21,6 @@ class Sender {
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
 
-  std::size_t channels() const noexcept { return channels_.size(); }
   SendComm& comm(std::size_t channel) noexcept { return *channels_[channel].comm; }
 
   // The chunk is this channel's next message. Its memory must stay unchanged until it is done.

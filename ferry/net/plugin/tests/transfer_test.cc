@@ -136,10 +136,9 @@ class Bed {
 
   // All of the memory, in chunks that are dealt over the channels.
   void Begin() {
-    const std::size_t channels = receiver->channels();
     for (std::uint64_t id = 0, at = 0; at < bytes_; ++id, at += kChunkBytes) {
       const std::size_t bytes = std::min<std::size_t>(kChunkBytes, bytes_ - at);
-      const std::size_t channel = id % channels;
+      const std::size_t channel = id % received_.size();
       const int tag = kTagBase + static_cast<int>(id);
       receiver->Receive(channel,
                         {id, at, {target->data() + at, bytes, tag, received_[channel].mr()}},
