@@ -141,7 +141,7 @@ void EndpointCore::Shutdown() {
   loops_.front()->NotifyWaiters();
   connections_.AwaitEmpty();
   loops_.Stop();
-  std::vector<std::shared_ptr<Dialer>> dialers;
+  std::vector<std::shared_ptr<Dialer>> dialers;  // shared with the threads in Endpoint::Connect
   {
     const std::lock_guard lock(mutex_);
     has_stopped_ = true;
