@@ -59,9 +59,10 @@ class Process:
         self.timeout = timeout
         with tempfile.NamedTemporaryFile("w", suffix=".flags", delete=False) as self.flags:
             self.flags.write(f"--gtest_filter={':'.join(names)}\n--gtest_color=no\n")
+        # Not in a session of its own, as in test_steps.Steps.
         self.process = subprocess.Popen([program, f"--gtest_flagfile={self.flags.name}"],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, start_new_session=True)
+                                        stderr=subprocess.STDOUT, preexec_fn=os.setpgrp)
         os.set_blocking(self.process.stdout.fileno(), False)
         self.deadline = time.monotonic() + timeout
         self.is_late = False
