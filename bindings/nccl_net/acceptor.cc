@@ -15,12 +15,6 @@ namespace ferry::nccl_net {
 namespace {
 
 // Constant time: the duration does not reveal where the keys differ.
-bool SameKey(const Key& a, const Key& b) noexcept {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
 Error NoHello(const std::string& remote, const char* why) {
   return Error(Code::kCorrupt, fmt::format("{} {} and was refused; use the same "
                                            "libnccl-net-ferry.so on all nodes",
@@ -150,7 +144,10 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
           [acceptor = acceptor_, number = number_] { acceptor->RefuseOnLoop(number); });
       return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
     }
-    if (checked && LoadWire<ProbeWire>(meta)) return AnswerProbe();
+    const auto probe = LoadWire<ProbeWire>(meta);
+    if (checked && probe) {
+      return AnswerProbe(ProofOf((*checked)->key(), FrameType::kHere, probe->nonce, probe->listen));
+    }
     FERRY_TRY_ASSIGN(pending_comms_, std::move(checked));
     hello_ = *LoadWire<HelloWire>(meta);
     lane_->SetMaxMeta(net::kMaxMetaBytes);
@@ -194,10 +191,10 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
 
  private:
   // The sender has the key; it may leave without a hello frame if another address was faster.
-  Result<net::Placement> AnswerProbe() {
+  Result<net::Placement> AnswerProbe(const Proof& proof) {
     if (std::exchange(probed_, true)) return NoHello(remote_, "sent a second probe");
     owes_answer_ = true;
-    StoreWire(HereWire{}, &here_.meta);
+    StoreWire(HereWire{.proof = proof}, &here_.meta);
     lane_->Send(&here_);
     acceptor_->admission_.MarkSpoken(number_, Clock::now(), /*proven=*/true);
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
@@ -265,11 +262,16 @@ void Acceptor::Unlisten(std::uint64_t id) {
   if (gone != nullptr) gone->Close();
 }
 
-Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello) {
+Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello,
+                                                     const std::optional<ProbeWire>& probe) {
   const std::lock_guard lock(mutex_);
   const auto it = listens_.find(hello.listen);
+  const auto has_key = [&](const Key& key) {
+    if (!probe) return AreSame(key, hello.key);
+    return AreSame(ProofOf(key, FrameType::kProbe, probe->nonce, probe->listen), probe->proof);
+  };
   // One error for both: it tells nobody without the key which numbers exist.
-  if (it == listens_.end() || !SameKey(it->second->key(), hello.key)) {
+  if (it == listens_.end() || !has_key(it->second->key())) {
     return Error(Code::kRefused, "unknown or closed listen comm");
   }
   return it->second;
@@ -278,20 +280,21 @@ Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello) {
 Result<std::shared_ptr<PendingComms>> Acceptor::Check(std::span<const std::byte> meta,
                                                       const std::string& remote) {
   const auto head = LoadHelloHead(meta);
-  const bool is_probe = head && head->type == FrameType::kProbe && LoadWire<ProbeWire>(meta);
-  if (!head || (head->type != FrameType::kHello && !is_probe)) {
+  const auto probe =
+      head && head->type == FrameType::kProbe ? LoadWire<ProbeWire>(meta) : std::nullopt;
+  if (!head || (head->type != FrameType::kHello && !probe)) {
     return NoHello(remote, "sent something other than a hello frame");
   }
   // A hello frame of that version does not have the listen comm's number, so no accept can be told.
   if (head->version < kFirstAlike) return OtherVersion(head->version, remote);
-  FERRY_TRY_ASSIGN(auto pending_comms, Find(*head));
+  FERRY_TRY_ASSIGN(auto pending_comms, Find(*head, probe));
   // The key is right from here on: only a rank of the job can make an accept fail.
   const auto refuse = [&pending_comms](const Error& reason) {
     pending_comms->Refuse(reason);
     return reason;
   };
   if (head->version != kWireVersion) return refuse(OtherVersion(head->version, remote));
-  if (is_probe) return pending_comms;
+  if (probe) return pending_comms;
   const auto hello = LoadWire<HelloWire>(meta);
   if (!hello) return NoHello(remote, "sent something other than a hello frame");
   if (const auto different = FindDifference(engine_->settings().rank, hello->rank, remote)) {

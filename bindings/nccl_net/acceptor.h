@@ -78,7 +78,8 @@ class Acceptor {
   Acceptor(Engine* engine, EventLoop* loop);
   void EnterOnLoop(std::unique_ptr<net::Lane> lane);
   void OnHello(std::uint64_t number);
-  Result<std::shared_ptr<PendingComms>> Find(const HelloWire& hello);
+  Result<std::shared_ptr<PendingComms>> Find(const HelloWire& hello,
+                                             const std::optional<ProbeWire>& probe);
   // Returns an error for a hello frame or a probe that must not be accepted. If its sender has the
   // key, the listen comm's Take() reports the error too.
   Result<std::shared_ptr<PendingComms>> Check(std::span<const std::byte> meta,

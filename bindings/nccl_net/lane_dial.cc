@@ -50,12 +50,15 @@ class LaneDial::Probe final : private net::LaneHandler {
     // What follows is for the comm, to which the lane is about to move.
     if (answered_) return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
     const auto here = LoadWire<HereWire>(meta);
-    if (payload_bytes == 0 && here && here->type == FrameType::kHere) {
+    const auto& proof = dial_->request_.proof;
+    if (payload_bytes == 0 && here && here->type == FrameType::kHere && proof &&
+        AreSame(here->proof, *proof)) {
       answered_ = true;
       TakeIfReady();
       return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
     }
-    if (here && here->type == FrameType::kRefusal) return ListenCommClosed(remote_);
+    const auto refusal = LoadWire<RefusalWire>(meta);
+    if (refusal && refusal->type == FrameType::kRefusal) return ListenCommClosed(remote_);
     return Error(Code::kCorrupt,
                  fmt::format("{} answered with an unexpected frame; check that the rank listens "
                              "there, and no other program",

@@ -2,9 +2,11 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bindings/nccl_net/frame.h"
+#include "bindings/nccl_net/wire.h"
 #include "ferry/core/deadline.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/unique_function.h"
@@ -16,8 +18,8 @@ namespace ferry::nccl_net {
 class Engine;
 
 // Dials one lane at several addresses side by side (net::Dial). Over each lane that is up it sends
-// a first frame; the first address that answers with a kHere frame is the listening rank's, and the
-// other lanes are closed. Lives on the lane's loop; shared by the comm and tasks in flight.
+// a first frame; the first address that proves the key in a kHere frame is the listening rank's,
+// and the other lanes are closed. Lives on the lane's loop; shared by the comm and tasks in flight.
 class LaneDial final : public std::enable_shared_from_this<LaneDial> {
  public:
   struct Request {
@@ -26,6 +28,7 @@ class LaneDial final : public std::enable_shared_from_this<LaneDial> {
     std::vector<net::Address> addresses;  // at least one
     Deadline deadline = Deadline::Never();
     std::vector<std::byte> first;  // metadata of the first frame
+    std::optional<Proof> proof;    // of the kHere frame that answers it; none: no such frame may
     // An address that closes the lane is dialed again after a pause.
     bool may_retry = true;
   };

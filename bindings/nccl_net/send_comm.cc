@@ -109,6 +109,7 @@ void SendComm::DialOnLoop(std::size_t lane, std::vector<net::Address> addresses)
                             .addresses = std::move(addresses),
                             .deadline = deadline_,
                             .first = {},
+                            .proof = {},
                             .may_retry = !refusal_};
   const HelloWire hello = HelloOf(lane);
   // A rank with different settings may have a version that knows no probes. A hello frame tells it
@@ -116,10 +117,11 @@ void SendComm::DialOnLoop(std::size_t lane, std::vector<net::Address> addresses)
   if (refusal_) {
     StoreWire(hello, &request.first);
   } else {
-    StoreWire(
-        ProbeWire{
-            .lane = hello.lane, .lanes = hello.lanes, .listen = hello.listen, .key = hello.key},
-        &request.first);
+    ProbeWire probe{.lane = hello.lane, .lanes = hello.lanes, .listen = hello.listen};
+    FillRandom(probe.nonce);
+    probe.proof = ProofOf(hello.key, FrameType::kProbe, probe.nonce, probe.listen);
+    StoreWire(probe, &request.first);
+    request.proof = ProofOf(hello.key, FrameType::kHere, probe.nonce, probe.listen);
   }
   dials_[lane] = std::make_shared<LaneDial>(
       std::move(request),

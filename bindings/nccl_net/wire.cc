@@ -3,9 +3,14 @@
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include <algorithm>
 #include <array>
+#include <tuple>
+
+#include "ferry/core/check.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -101,6 +106,20 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
   std::memcpy(&wire, handle, sizeof wire);
   wire.attempt = attempt;
   std::memcpy(handle, &wire, sizeof wire);
+}
+
+Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen) {
+  std::array<unsigned char, 1 + std::tuple_size_v<Key> + sizeof listen> text{};
+  text[0] = static_cast<unsigned char>(type);
+  std::memcpy(text.data() + 1, nonce.data(), nonce.size());
+  std::memcpy(text.data() + 1 + nonce.size(), &listen, sizeof listen);
+  Proof proof{};
+  unsigned int bytes = 0;
+  const auto* const made =
+      ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
+             reinterpret_cast<unsigned char*>(proof.data()), &bytes);
+  FERRY_CHECK(made != nullptr && bytes == proof.size(), bytes);
+  return proof;
 }
 
 std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta) {

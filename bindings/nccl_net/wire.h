@@ -140,8 +140,22 @@ struct HelloWire {
 static_assert(sizeof(HelloWire) == 80 && offsetof(HelloWire, comm) == 32 &&
               offsetof(HelloWire, rank) == 56);
 
+// That its maker has the key: an HMAC-SHA-256 by it over the frame's type, a nonce and the number
+// of the listen comm.
+using Proof = std::array<std::byte, 32>;
+Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen);
+// In constant time.
+template <std::size_t kBytes>
+bool AreSame(const std::array<std::byte, kBytes>& a,
+             const std::array<std::byte, kBytes>& b) noexcept {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < kBytes; ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
 // On a lane before its hello frame, at most once: asks whether the process has this listen comm.
-// The answer is a kHere or kRefusal frame. It begins as hello frames do.
+// The answer is a kHere or kRefusal frame. It begins as hello frames do, with a nonce in place of
+// the key: nobody is told that before he has proved to have it.
 struct ProbeWire {
   FrameType type = FrameType::kProbe;
   std::uint8_t zero = 0;
@@ -149,13 +163,15 @@ struct ProbeWire {
   std::uint16_t lane = 0;
   std::uint16_t lanes = 0;
   std::uint64_t listen = 0;
-  Key key{};
+  Key nonce{};
+  Proof proof{};  // by the nonce
 };
-static_assert(sizeof(ProbeWire) == offsetof(HelloWire, comm) && offsetof(ProbeWire, key) == 16);
+static_assert(sizeof(ProbeWire) == 64 && offsetof(ProbeWire, proof) == offsetof(HelloWire, comm));
 
 // The answer to a probe.
 struct HereWire {
   FrameType type = FrameType::kHere;
+  Proof proof{};  // by the probe's nonce
 };
 
 // A piece of a message, which is the frame's payload. On lane 0 padding makes the frame kMinFrame

@@ -42,7 +42,7 @@ void CheckHello(Script* script) {
   const auto probe = nccl_net::LoadWire<nccl_net::ProbeWire>(meta);
   FERRY_CHECK(head.has_value() == (meta.size() >= offsetof(nccl_net::HelloWire, comm)));
   FERRY_CHECK(!probe || (head->type == probe->type && head->listen == probe->listen &&
-                         head->key == probe->key));
+                         head->key == probe->nonce));
   FERRY_CHECK(whole.has_value() == (meta.size() == sizeof(nccl_net::HelloWire)));
   if (!whole) return;
   FERRY_CHECK(head->listen == whole->listen && head->key == whole->key);

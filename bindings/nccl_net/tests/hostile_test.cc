@@ -323,13 +323,17 @@ class Probes : public ::testing::Test {
  protected:
   ProbeWire Probe() const {
     const HelloWire hello = sender_.Hello();
-    return {.lanes = 1, .listen = hello.listen, .key = hello.key};
+    ProbeWire probe{.lanes = 1, .listen = hello.listen};
+    FillRandom(probe.nonce);
+    probe.proof = ProofOf(hello.key, FrameType::kProbe, probe.nonce, probe.listen);
+    return probe;
   }
-  FrameType Answer() {
+  FrameType Answer() { return static_cast<FrameType>(AnswerBytes().front()); }
+  std::vector<std::byte> AnswerBytes() {
     const Deadline deadline = InTime();
     for (;;) {
-      const auto meta = sender_.TryHear();
-      if (!meta.empty()) return static_cast<FrameType>(meta.front());
+      auto meta = sender_.TryHear();
+      if (!meta.empty()) return meta;
       if (deadline.expired()) throw std::runtime_error("nothing came");
     }
   }
@@ -345,8 +349,12 @@ class Probes : public ::testing::Test {
 };
 
 TEST_F(Probes, AreAnsweredAndNoComm) {
-  sender_.Say(Probe());
-  EXPECT_EQ(Answer(), FrameType::kHere);
+  const ProbeWire probe = Probe();
+  sender_.Say(probe);
+  const auto here = LoadWire<HereWire>(AnswerBytes());
+  ASSERT_TRUE(here);
+  EXPECT_EQ(here->type, FrameType::kHere);
+  EXPECT_EQ(here->proof, ProofOf(sender_.Hello().key, FrameType::kHere, probe.nonce, probe.listen));
   EXPECT_FALSE(IsTaken());
   sender_.Say(sender_.Hello());
   Require(host_->CloseReceive(listen_.Accept(InTime())), "closeRecv");
@@ -371,7 +379,7 @@ TEST_F(Probes, EndTheLaneWhenTheyComeTwice) {
 
 TEST_F(Probes, WithoutTheKeyAreRefused) {
   ProbeWire probe = Probe();
-  probe.key[0] ^= std::byte{1};
+  probe.proof[0] ^= std::byte{1};
   sender_.Say(probe);
   EXPECT_EQ(Answer(), FrameType::kRefusal);
   EXPECT_EQ(sender_.End(), "closed");

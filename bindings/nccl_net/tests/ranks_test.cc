@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,7 @@
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/net/testing/bad_address.h"
 #include "ferry/net/testing/fault_proxy.h"
+#include "ferry/net/testing/raw_peer.h"
 #include "tests/links/load_meter.h"
 #include "tests/support/engine_peer.h"
 #include "tests/support/peer_process.h"
@@ -468,6 +471,22 @@ INSTANTIATE_TEST_SUITE_P(Nccl, TurnedAway,
                          [](const auto& parameter) {
                            return parameter.param == net::ProxyCut::kClose ? "ByAnEnd" : "ByAReset";
                          });
+
+// Somebody who has one of a rank's addresses, but not the key, answers that the rank is there.
+TEST_F(RanksOfLoopback, AnswerOnlyByTheKeyWhichNobodyElseIsTold) {
+  net::RawListener impostor;
+  std::optional<net::RawPeer> peer;  // held until the end
+  std::thread answering([&] {
+    peer.emplace(impostor.Accept());
+    const auto frame = peer->Read(sizeof(net::tcp::FramePrefix) + sizeof(ProbeWire));
+    const Key key = ReadHandle(listen_.handle().data())->key;
+    EXPECT_EQ(std::search(frame.begin(), frame.end(), key.begin(), key.end()), frame.end());
+    (void)peer->Write(RawSender::BytesOf(HereWire{}, 0));
+  });
+  ConnectBy({impostor.address(), {"127.0.0.1", port()}});
+  answering.join();
+  Exchange(9);
+}
 
 // ---- addresses at which somebody else answers, or nobody ----------------------------------------
 
