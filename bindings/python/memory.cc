@@ -37,6 +37,13 @@ bool HoldsObjects(const char* format) {
   return false;
 }
 
+// NumPy's StringDType has no format, and refers to memory elsewhere.
+bool RefersToObjects(const nb::object& object, const char* format) {
+  if (HoldsObjects(format)) return true;
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  return nb::cast<bool>(nb::bool_(nb::getattr(dtype, "hasobject", nb::bool_(false))));
+}
+
 }  // namespace
 
 Memory::Memory(nb::handle object, Access access, const char* argument)
@@ -158,10 +165,11 @@ void Memory::TakeBuffer(const char* argument) {
   view_ = std::move(view);
   writable_ = view_->readonly == 0;
   bytes_ = {static_cast<std::byte*>(view_->buf), static_cast<std::size_t>(view_->len)};
-  if (!HoldsObjects(view_->format)) return;
+  if (!RefersToObjects(object_, view_->format)) return;
   PyBuffer_Release(view_.get());
-  Refuse(argument, fmt::format("{} holds Python objects, whose bytes mean nothing elsewhere",
-                               TypeName(object_)));
+  Refuse(argument,
+         fmt::format("{} holds Python objects or text, whose bytes mean nothing elsewhere",
+                     TypeName(object_)));
 }
 
 }  // namespace ferry::python

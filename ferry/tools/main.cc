@@ -1,6 +1,8 @@
 // Entry point of the program `ferry`: subcommands, usage errors and exit codes.
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -59,7 +61,16 @@ std::string VersionLine() {
                      built.clean || built.commit.empty() ? "" : "+changes");
 }
 
+// A file or socket that got the number of a closed standard stream would get what is printed.
+void OpenStandardStreams() {
+  for (int fd = 0; fd >= 0 && fd <= STDERR_FILENO;) {
+    fd = ::open("/dev/null", O_RDWR);
+    if (fd > STDERR_FILENO) ::close(fd);
+  }
+}
+
 int Main(int argc, char** argv) {
+  OpenStandardStreams();
   CLI::App app;
   Invocation invocation;
   DeclareProgram(&app, &invocation);

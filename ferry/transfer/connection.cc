@@ -93,8 +93,12 @@ Status Region::Deregister(Deadline deadline) {
   endpoint_->RevokeEverywhere(state_.get(), drained);
   if (drained) return Ok();
   // Peers that are reading release the region when they have acknowledged the data: give them time
-  // for that.
-  const Deadline grace = Deadline::After(endpoint_->config().drain_grace);
+  // for that, once for all calls.
+  Clock::rep since = 0;
+  const Clock::rep now = Clock::now().time_since_epoch().count();
+  if (state_->deregistering_since.compare_exchange_strong(since, now)) since = now;
+  const Deadline grace =
+      Deadline::At(Clock::time_point(Clock::duration(since)) + endpoint_->config().drain_grace);
   if (state_->gate.WaitDrained(deadline.Sooner(grace))) return Ok();
   if (grace.expired()) {
     endpoint_->FailHolders(state_.get());

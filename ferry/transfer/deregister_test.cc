@@ -153,6 +153,21 @@ TEST_F(DeregisterTest, EndsOnlyTheConnectionThatDoesNotAcknowledgeWhatItHasRead)
   }
 }
 
+// As Python's deregister() does, which looks for signals in between.
+TEST_F(DeregisterTest, InPartsEndsThatConnectionAsOneCallDoes) {
+  Connect(2);
+  std::vector<std::byte> memory(1000);
+  Region region = Must(endpoint_.Register(memory, Rights::kRead));
+  RawLane& lane = peers_[1].lane(3);
+  ASSERT_TRUE(lane.Say(
+      {.type = Type::kReadRequest, .operation = 1, .body = ReadBody(region.remote().key, 1000)}));
+  (void)lane.Expect(Type::kReadData);
+  const Deadline limit = Soon();
+  while (!region.Deregister(Deadline::After(milliseconds(5)))) ASSERT_FALSE(limit.expired());
+  lane.WaitClosed();
+  EXPECT_FALSE(connections_[0].lost());
+}
+
 // Numbers of closed connections are reused.
 TEST_F(DeregisterTest, FindsALaneWhoseConnectionHasTheNumberOfAnEarlierOne) {
   std::vector<std::byte> memory(1000);

@@ -7,7 +7,7 @@ import struct
 import zlib
 
 from tensorferry import _messages, errors
-from tensorferry._tensors import dtype_of
+from tensorferry._tensors import bytes_of, dtype_of
 
 TICK = 0.2  # seconds between reports of receivers, and between looks at them
 
@@ -112,9 +112,7 @@ class Slices:
 def flat_bytes(x, offset, nbytes):
     """A copy, or for host memory a view, of a tensor's bytes."""
     if hasattr(x, "detach"):
-        import torch
-
-        return x.detach().reshape(-1).view(torch.uint8)[offset : offset + nbytes].cpu().numpy()
+        return bytes_of(x.detach())[offset : offset + nbytes].cpu().numpy()
     import numpy
 
     return x.reshape(-1).view(numpy.uint8)[offset : offset + nbytes]

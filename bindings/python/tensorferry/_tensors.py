@@ -38,7 +38,7 @@ def refusal(x, written=False, strided=False):
     if why := _kind_refusal(x):
         return why
     if strided:
-        if written and any(size > 1 and step == 0 for size, step in zip(x.shape, x.stride())):
+        if written and _may_overlap(x):
             return "several of its elements are one in memory; give .clone() of it"
     elif not x.is_contiguous():
         return "the tensor's elements do not follow each other; give .contiguous() of it"
@@ -88,6 +88,24 @@ def _memory_refusal(x):
         f"its storage has {held} bytes, of which it needs {needed}; give it memory, with "
         "untyped_storage().resize_() or .clone()"
     )
+
+
+def _may_overlap(x):
+    """Whether two elements may share memory; some tensors whose elements interleave count, too."""
+    reach = 1
+    for step, size in sorted((step, size) for size, step in zip(x.shape, x.stride()) if size > 1):
+        if step < reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def bytes_of(x):
+    """A contiguous torch tensor as one of bytes. Strides of dimensions of one element, which may be
+    anything then, are not asked for."""
+    import torch
+
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def dtype_of(x):

@@ -205,7 +205,7 @@ class _Outgoing:
                 f"'{name}': it is of type {type(x).__name__}; give a torch tensor, as by torch.as_tensor()"
             )
         _tensors.check(name, x, strided=True)
-        flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = _tensors.bytes_of(x.detach().contiguous())
         nbytes, at = flat.nbytes, 0
         self._device = self._device or flat.device
         self._tensors += 1
@@ -403,8 +403,8 @@ class _Incoming:
         kind = getattr(torch, dtype)
         nbytes, piece = math.prod(shape) * kind.itemsize, buffer[begin : begin + size]
         if size == nbytes:
-            whole = piece.view(kind).view(shape)
-            return whole if self._views else whole.clone()
+            # torch cannot clone tensors of some types, such as int4.
+            return (piece if self._views else piece.clone()).view(kind).view(shape)
         if at == 0:
             self._cut = (name, _empty(shape, kind, buffer.device), 0)
         if self._cut is None or self._cut[0] != name or self._cut[2] != at:

@@ -13,7 +13,7 @@ import pytest
 
 import tensorferry
 from conftest import PeerProcess
-from tensorferry import _tensors, transfer
+from tensorferry import _relay, _tensors, transfer
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -122,9 +122,12 @@ OBJECTS = {
     "objects": (lambda: np.array([{}, {}]), "holds Python objects"),
     "in Fortran's order": (lambda: np.zeros((2, 4)).T, "numpy.ascontiguousarray()"),
 }
+if hasattr(np.dtypes, "StringDType"):
+    OBJECTS["text"] = (lambda: np.array(["a", "b"], np.dtypes.StringDType()), "objects or text")
 WRITTEN = {
     "read-only": (read_only, "is read-only"),
     "broadcast": (lambda: np.broadcast_to(np.float32(0), 8), "not in C order"),
+    "overlapping": (lambda: torch.zeros(9).as_strided((2, 4), (1, 1)), ".contiguous()"),
 }
 
 
@@ -138,6 +141,14 @@ def cases(*tables):
 
 def regions(endpoint):
     return endpoint.counters()["regions"]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_bytes_of_a_tensor_of_one_element_are_had_whatever_its_stride_is(count):
+    x = torch.arange(32.0).reshape(4, 8)[1:, 3][:count]
+    assert x.is_contiguous() and x.stride() == (8,)
+    assert _tensors.bytes_of(x).numpy().tobytes() == x.numpy().tobytes()
+    assert _relay.flat_bytes(x, 0, 4 * count).tobytes() == x.numpy().tobytes()
 
 
 @pytest.mark.parametrize(("make", "why"), cases(TENSORS, STRIDED, OBJECTS))

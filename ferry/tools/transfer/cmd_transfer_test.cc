@@ -310,8 +310,15 @@ TEST_F(TransferServerTest, WhatWasWrittenIsTakenOutStepByStepAndNeverBack) {
   ScriptedClient client(server_.address());
   (void)client.Ask({{"kind", "file"}, {"name", "file"}, {"size", 4}});
   EXPECT_TRUE(FlagField(client.Ask({{"written", 2}}), "ready"));
-  EXPECT_TRUE(FlagField(client.Ask({{"written", 2}}), "ready"));
   EXPECT_THAT(ErrorText(client.Ask({{"written", 1}})), HasSubstr("of which 2 have been taken"));
+}
+
+// It would hold its place for ever.
+TEST_F(TransferServerTest, AStepWithoutProgressEndsTheTransfer) {
+  ScriptedClient client(server_.address());
+  (void)client.Ask({{"kind", "file"}, {"name", "file"}, {"size", 4}});
+  EXPECT_TRUE(FlagField(client.Ask({{"written", 2}}), "ready"));
+  EXPECT_THAT(ErrorText(client.Ask({{"written", 2}})), HasSubstr("of which 2 have been taken"));
 }
 
 TEST_F(TransferServerTest, AFileWhoseDigestDiffersIsNotKept) {

@@ -56,7 +56,11 @@ Result<TransferStep> ParseStep(const Json& message, std::uint64_t taken, std::ui
   if (!step.landed) {
     FERRY_TRY_ASSIGN(step.bytes, NumberField(message, "written"));
   }
-  if (step.bytes >= taken && step.bytes <= size && step.bytes - taken <= window) return step;
+  // A step without progress would hold the client's place on the server.
+  const bool has_progress = step.landed || step.bytes > taken;
+  if (has_progress && step.bytes >= taken && step.bytes <= size && step.bytes - taken <= window) {
+    return step;
+  }
   return Error(Code::kCorrupt,
                fmt::format("the client says that {} of {} bytes are written, of which {} have been "
                            "taken out of a window of {}; use the same version of ferry on both "

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/fork.h"
 #include "ferry/core/gate.h"
 #include "ferry/core/random.h"
@@ -46,7 +48,9 @@ struct RegionState {
   Rights rights = Rights::kNone;
   const void* only_for = nullptr;  // the one connection whose peer may use it; null: any
   GrantTable grants;               // under the table's mutex
-  Gate gate;              // held by operations and lanes that touch the memory; closed by Remove
+  Gate gate;  // held by operations and lanes that touch the memory; closed by Remove
+  // When the first call of Deregister began, since the clock's epoch; 0: none has.
+  std::atomic<Clock::rep> deregistering_since{0};
   RegionOpeners openers;  // lanes that may be inside, added by Open
 };
 

@@ -180,7 +180,7 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& a
   FERRY_TRY_ASSIGN(const net::Address first, Resolved(address, deadline));
   net::Address at = first;
   auto server = ServeAt(at, source);
-  for (int i = 1; i < kPorts && !server && server.error().code() == Code::kUnavailable; ++i) {
+  for (int i = 1; i < kPorts && !server && ListenError(at) == EADDRINUSE; ++i) {
     if (at.port == 0 || at.port == 0xffff) return server;
     ++at.port;
     server = ServeAt(at, source);
