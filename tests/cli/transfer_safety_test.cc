@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tests/cli/ferry_program.h"
@@ -298,6 +300,28 @@ TEST(TransferToAFullDisk, IsTheClientsErrorAndTheServerGoesOn) {
       Ferry({"transfer", "client", address, "--file", (here / "small").string(), "--json"});
   EXPECT_EQ(small.exit_code, 0) << small.err;
   EXPECT_EQ(ReadFile(there / "small"), "x");
+}
+
+// Otherwise a file or socket gets the number of a closed stream, and then what is printed there.
+TEST(Program, OpensTheStandardStreamsThatItsStarterHasClosed) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    for (int fd = 0; fd <= STDERR_FILENO; ++fd) (void)::close(fd);
+    ::execl(FERRY_BINARY, "ferry", "perf", "server", "--port", "0", nullptr);
+    ::_exit(1);
+  }
+  const fs::path open = "/proc/" + std::to_string(child) + "/fd";
+  const Deadline deadline = Deadline::After(std::chrono::seconds(30));
+  for (const char* stream : {"0", "1", "2"}) {
+    std::error_code closed;
+    while (fs::read_symlink(open / stream, closed) != "/dev/null") {
+      if (deadline.expired()) ADD_FAILURE() << stream << " is not open";
+      if (deadline.expired()) break;
+    }
+  }
+  EXPECT_EQ(::kill(child, SIGKILL), 0);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
 }
 
 }  // namespace
