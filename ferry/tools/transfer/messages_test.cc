@@ -38,8 +38,9 @@ TEST(TransferRequests, TakeNamesThatBeginWithADotOnlyWhereTheyMay) {
 
 TEST(TransferSteps, StayWithinTheFileAndTheWindow) {
   const auto step = [](const Json& said) { return ParseStep(said, 10, 100, 20); };
-  EXPECT_EQ(step({{"written", 10U}})->bytes, 10U);
+  EXPECT_EQ(step({{"written", 11U}})->bytes, 11U);
   EXPECT_EQ(step({{"written", 30U}})->bytes, 30U);
+  EXPECT_FALSE(step({{"written", 10U}})) << "no progress";
   EXPECT_FALSE(step({{"written", 9U}}));
   EXPECT_FALSE(step({{"written", 31U}}));
   EXPECT_FALSE(step({{"landed", true}})) << "more than the window is missing";
