@@ -472,9 +472,16 @@ INSTANTIATE_TEST_SUITE_P(Nccl, TurnedAway,
                            return parameter.param == net::ProxyCut::kClose ? "ByAnEnd" : "ByAReset";
                          });
 
+// ---- addresses at which somebody else answers, or nobody ----------------------------------------
+
+// Routes to both addresses leave by the same interface.
+constexpr const char* kWrongHost = "127.0.0.2";
+// A rank may take so much longer to connect because of an address that does not lead to it.
+constexpr milliseconds kMaxDetour{1500};
+
 // Somebody who has one of a rank's addresses, but not the key, answers that the rank is there.
 TEST_F(RanksOfLoopback, AnswerOnlyByTheKeyWhichNobodyElseIsTold) {
-  net::RawListener impostor;
+  net::RawListener impostor({kWrongHost, port()});
   std::optional<net::RawPeer> peer;  // held until the end
   std::thread answering([&] {
     peer.emplace(impostor.Accept());
@@ -487,13 +494,6 @@ TEST_F(RanksOfLoopback, AnswerOnlyByTheKeyWhichNobodyElseIsTold) {
   answering.join();
   Exchange(9);
 }
-
-// ---- addresses at which somebody else answers, or nobody ----------------------------------------
-
-// Routes to both addresses leave by the same interface.
-constexpr const char* kWrongHost = "127.0.0.2";
-// A rank may take so much longer to connect because of an address that does not lead to it.
-constexpr milliseconds kMaxDetour{1500};
 
 class WrongAddress : public RanksOfLoopback, public ::testing::WithParamInterface<net::Bad> {};
 

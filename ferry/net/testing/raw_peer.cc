@@ -76,8 +76,8 @@ void RawPeer::Reset() {
   fd_.reset();
 }
 
-RawListener::RawListener() {
-  RawAddress raw = *ToRaw({"127.0.0.1", 0});
+RawListener::RawListener(const Address& at) {
+  RawAddress raw = *ToRaw(at);
   fd_ = OpenTcpWithLongTimeouts(raw.family());
   auto* const name = reinterpret_cast<sockaddr*>(&raw.storage);
   FERRY_CHECK(::bind(fd_.get(), name, raw.length) == 0, errno);

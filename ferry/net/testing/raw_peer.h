@@ -34,10 +34,10 @@ class RawPeer {
   UniqueFd fd_;
 };
 
-// A listening port of 127.0.0.1.
+// A listening port of a local address. Port 0: a free one. Aborts if the port is taken.
 class RawListener {
  public:
-  RawListener();
+  explicit RawListener(const Address& at = {"127.0.0.1", 0});
   const Address& address() const noexcept { return address_; }
   // The accepted socket, in blocking mode.
   UniqueFd Accept();
