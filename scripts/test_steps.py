@@ -37,8 +37,8 @@ PR_SET_CHILD_SUBREAPER = 36
 CTEST_LINE = re.compile(r"\s*(\d+)/(\d+) Test +#\d+: (\S+) \.*\s*(\*{3}\S+|Passed)")
 NINJA_LINE = re.compile(r"\[(\d+)/(\d+)\]")
 PYTEST_LINE = re.compile(r"\[ *(\d+)%\]")
-# What a run from nothing took on two cores, where no run has been here.
-GUESS = "about 35 minutes on two cores from nothing, 12 where the compiler's cache is full"
+# Where no run has been here.
+GUESS = "30 to 60 minutes on two cores from nothing, less where the compiler's cache is full"
 
 
 class Progress:

@@ -179,7 +179,8 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     lane_->Close(net::Closing::kOrderly);
   }
 
-  // Whether the lane may move: its hello frame has come, and no frame of this object is queued.
+  // Whether the lane may move to its comm: the hello frame has arrived, and the answer to a probe,
+  // if any, has been sent.
   bool IsReady() const noexcept { return pending_comms_ != nullptr && !owes_answer_; }
   // A lane that has ended since its hello frame would not report it again; its sender notices.
   void GoIn() {

@@ -47,7 +47,7 @@ class LaneDial::Probe final : private net::LaneHandler {
  private:
   Result<net::Placement> OnFrame(std::span<const std::byte> meta,
                                  std::uint64_t payload_bytes) override {
-    // What follows is for the comm, to which the lane is about to move.
+    // The lane is about to move to the comm, which reads all further frames.
     if (answered_) return net::Placement{.action = net::Placement::Action::kPause, .memory = {}};
     const auto here = LoadWire<HereWire>(meta);
     const auto& proof = dial_->request_.proof;
@@ -57,8 +57,7 @@ class LaneDial::Probe final : private net::LaneHandler {
       TakeIfReady();
       return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
     }
-    const auto refusal = LoadWire<RefusalWire>(meta);
-    if (refusal && refusal->type == FrameType::kRefusal) return ListenCommClosed(remote_);
+    if (IsRefusal(meta)) return ListenCommClosed(remote_);
     return Error(Code::kCorrupt,
                  fmt::format("{} answered with an unexpected frame; check that the rank listens "
                              "there, and no other program",

@@ -28,7 +28,7 @@ class LaneDial final : public std::enable_shared_from_this<LaneDial> {
     std::vector<net::Address> addresses;  // at least one
     Deadline deadline = Deadline::Never();
     std::vector<std::byte> first;  // metadata of the first frame
-    std::optional<Proof> proof;    // of the kHere frame that answers it; none: no such frame may
+    std::optional<Proof> proof;    // that a kHere frame must have; nothing: none is expected
     // An address that closes the lane is dialed again after a pause.
     bool may_retry = true;
   };

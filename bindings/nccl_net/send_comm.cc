@@ -28,13 +28,8 @@ bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcep
          std::less<>()(b.data(), a.data() + a.size());
 }
 
-bool IsRefusal(std::span<const std::byte> meta) {
-  const auto refusal = LoadWire<RefusalWire>(meta);
-  return refusal && refusal->type == FrameType::kRefusal;
-}
-
-// The peer's addresses to which an interface leads that may be used. `paths`: the first of each
-// interface by which lanes leave; `others`: the rest.
+// The peer's addresses that a usable interface reaches. `paths`: the first address that each
+// interface reaches; `others`: the rest.
 struct Routes {
   std::vector<net::Address> paths;
   std::vector<net::Address> others;

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
@@ -120,6 +121,15 @@ Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t li
              reinterpret_cast<unsigned char*>(proof.data()), &bytes);
   FERRY_CHECK(made != nullptr && bytes == proof.size(), bytes);
   return proof;
+}
+
+bool AreSame(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
+  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+bool IsRefusal(std::span<const std::byte> meta) {
+  const auto refusal = LoadWire<RefusalWire>(meta);
+  return refusal && refusal->type == FrameType::kRefusal;
 }
 
 std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta) {

@@ -140,22 +140,16 @@ struct HelloWire {
 static_assert(sizeof(HelloWire) == 80 && offsetof(HelloWire, comm) == 32 &&
               offsetof(HelloWire, rank) == 56);
 
-// That its maker has the key: an HMAC-SHA-256 by it over the frame's type, a nonce and the number
-// of the listen comm.
+// Proves that its maker has the key: an HMAC-SHA-256 by that key over the frame's type, a nonce and
+// the number of the listen comm.
 using Proof = std::array<std::byte, 32>;
 Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen);
-// In constant time.
-template <std::size_t kBytes>
-bool AreSame(const std::array<std::byte, kBytes>& a,
-             const std::array<std::byte, kBytes>& b) noexcept {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < kBytes; ++i) difference |= std::to_integer<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
+// Compares keys or proofs, which have the same size, in constant time.
+bool AreSame(std::span<const std::byte> a, std::span<const std::byte> b) noexcept;
 
 // On a lane before its hello frame, at most once: asks whether the process has this listen comm.
 // The answer is a kHere or kRefusal frame. It begins as hello frames do, with a nonce in place of
-// the key: nobody is told that before he has proved to have it.
+// the key, which is sent only to a rank that has proved to have it.
 struct ProbeWire {
   FrameType type = FrameType::kProbe;
   std::uint8_t zero = 0;
@@ -241,6 +235,8 @@ std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }
+// Whether the metadata is that of a refusal.
+bool IsRefusal(std::span<const std::byte> meta);
 // The part that hello frames of all versions begin with; the other fields keep their defaults.
 // Returns nothing where the metadata is shorter.
 std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta);

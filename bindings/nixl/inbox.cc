@@ -267,7 +267,7 @@ bool Inbox::CloseSilent() {
     const bool holds_up = largest_wanted_ && largest_ == sender->first;
     if (sender->second.agent && !holds_up) {
       ++sender;
-    } else if (HasEnded(sender->first, &sender->second, holds_up)) {
+    } else if (CloseIfLate(sender->first, &sender->second, holds_up)) {
       sender = Forget(sender);
     } else {
       any = true;
@@ -277,8 +277,7 @@ bool Inbox::CloseSilent() {
   return any;
 }
 
-// Closes the connection if it has been silent, or has held up others, for too long.
-bool Inbox::HasEnded(std::uint64_t id, Sender* sender, bool holds_up) {
+bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender, bool holds_up) {
   const auto now = Clock::now();
   if (holds_up && now - *largest_wanted_ >= max_hold_up_) {
     CloseLate(*sender, "end a long notification, for which others wait,", max_hold_up_);

@@ -79,9 +79,10 @@ class Inbox {
   Status OnHello(Sender* sender, const std::vector<std::byte>& frame);
   void Deliver(Sender* sender, std::string message);
   // Closes the connections that have said nothing for too long, or hold others up for too long.
-  // Whether any is left to watch.
+  // Returns whether connections remain that may become late.
   bool CloseSilent();
-  bool HasEnded(std::uint64_t id, Sender* sender, bool holds_up);
+  // Returns whether the connection has ended, by this call or before.
+  bool CloseIfLate(std::uint64_t id, Sender* sender, bool holds_up);
   void CloseLate(const Sender& sender, const char* omission, Clock::duration limit);
   void CloseInBackground(transfer::Connection connection);
 

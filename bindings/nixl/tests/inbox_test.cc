@@ -30,6 +30,9 @@ Config Local(std::uint64_t notification_bytes = 4 << 20) {
 // A receiver, and senders that say what they like.
 class InboxTest : public ::testing::Test {
  protected:
+  static constexpr std::uint64_t kTotal = 160 << 20;  // of 256, which two share
+  static constexpr std::uint64_t kHeld = 144 << 20;
+
   // One that has said hello.
   transfer::Connection Sender(const std::string& agent) {
     auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
@@ -72,6 +75,16 @@ class InboxTest : public ::testing::Test {
       sequence = Fill(to, total, sequence);
     }
     EXPECT_FALSE(end.expired());
+  }
+  // Sends the first kHeld bytes, or a little more, of one of kTotal; returns the next piece's
+  // number.
+  static std::uint64_t Begin(transfer::Connection* to) {
+    const Deadline end = TestDeadline();
+    std::uint64_t begun = 0;
+    while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
+      begun = Fill(to, kTotal, begun, kHeld / kMaxPieceBytes + 1);
+    }
+    return begun;
   }
   abi::Notifications TakeUntil(std::string_view agent) {
     abi::Notifications taken;
@@ -119,16 +132,10 @@ TEST_F(InboxTest, ASenderThatHasFilledItsShareDoesNotKeepAnotherOut) {
 }
 
 TEST_F(InboxTest, OneSenderAtATimeExceedsItsShareByAMessage) {
-  constexpr std::uint64_t kTotal = 160 << 20;  // of 256, which two share
-  constexpr std::uint64_t kHeld = 144 << 20;
   Receive();
   auto first = Sender("first");
   auto second = Sender("second");
-  std::uint64_t begun = 0;
-  const Deadline end = TestDeadline();
-  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
-    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
-  }
+  const std::uint64_t begun = Begin(&first);
   const std::uint64_t stopped = Fill(&second, kTotal);
   EXPECT_LT(stopped * kMaxPieceBytes, kHeld);
   FillToEnd(&first, kTotal, begun);
@@ -138,32 +145,21 @@ TEST_F(InboxTest, OneSenderAtATimeExceedsItsShareByAMessage) {
 }
 
 TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed) {
-  constexpr std::uint64_t kTotal = 160 << 20;
-  constexpr std::uint64_t kHeld = 144 << 20;
   Receive();
   auto first = Sender("first");
   auto second = Sender("second");
-  std::uint64_t begun = 0;
-  const Deadline end = TestDeadline();
-  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
-    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
-  }
+  (void)Begin(&first);
   FillToEnd(&second, kTotal);
   EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
   EXPECT_TRUE(first.lost());
 }
 
 TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
-  constexpr std::uint64_t kTotal = 160 << 20;
-  constexpr std::uint64_t kHeld = 144 << 20;
   inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_, std::chrono::seconds(1)));
   auto first = Sender("first");
   auto second = Sender("second");
-  std::uint64_t begun = 0;
+  std::uint64_t begun = Begin(&first);
   const Deadline end = TestDeadline();
-  while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
-    begun = Fill(&first, kTotal, begun, kHeld / kMaxPieceBytes + 1);
-  }
   std::uint64_t stopped = 0;
   // The first sends a piece now and then, so that it is not silent.
   while (!first.lost() && !end.expired()) {

@@ -251,7 +251,7 @@ def _empty_like(name, x, shape, dtype):
         return torch.empty(shape, dtype=found, device=x.device)
     import numpy
 
-    if dtype == _tensors.dtype_of(x):  # as of structures, whose name is no type's
+    if dtype == _tensors.dtype_of(x):  # also a structure, which numpy.dtype() cannot make from its name
         return numpy.empty(shape, x.dtype)
     try:
         return numpy.empty(shape, numpy.dtype(dtype))

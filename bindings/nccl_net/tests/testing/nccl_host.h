@@ -46,7 +46,7 @@ net::plugin::abi::Logger LoggerOfTests();
 // Lines that the plugin has given to NCCL's logger, in this process. Its thread may be about to
 // give it others.
 std::string LoggedText();
-// Whether the text is in these lines from a place on, or is soon.
+// Waits until LoggedText() has the text at `from` or later; false after the tests' deadline.
 bool Logged(std::string_view text, std::size_t from = 0);
 
 // Blocks NCCL's logger while it exists, as a full pipe does.
@@ -56,8 +56,7 @@ class HeldLog {
   ~HeldLog();
   HeldLog(const HeldLog&) = delete;
   HeldLog& operator=(const HeldLog&) = delete;
-  // Whether a line is blocked, or is soon. False where the line was blocked for so long that the
-  // logger has given up.
+  // Waits until a line is blocked. Returns false if the logger has stopped waiting for it.
   static bool Blocks();
 };
 
