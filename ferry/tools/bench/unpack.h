@@ -5,7 +5,7 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
-#include "ferry/unpack/unpacker.h"
+#include "ferry/tcpx/unpack/unpacker.h"
 
 namespace ferry::tools {
 

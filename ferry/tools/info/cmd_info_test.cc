@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tcpx/host/plugin_path.h"
 #include "ferry/tools/info/devices.h"
 #include "ferry/tools/info/network.h"
 #include "ferry/tools/info/plugin.h"
