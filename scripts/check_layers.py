@@ -36,11 +36,10 @@ TRANSFER_ROOMS = {
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",
                                                    "readiness.h", "region.h")}
 # Includes beyond the table: a file, and what it includes. The lists of built-in providers name each of
-# them, through its factory; doctor reads the secret.
+# them, through its factory.
 EXCEPTIONS = {
     ("net/builtin.cc", "net/tcp/factory.h"),
     ("net/choose_provider.cc", "tcpx/factory.h"),
-    ("tools/doctor/settings.cc", "transfer/handshake/secret.h"),
 }
 # Who may include whom. A folder that is not listed here is an error, so a new layer is a decision; an
 # arrow that no file uses is one, too.

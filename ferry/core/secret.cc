@@ -1,8 +1,11 @@
-// Reads and keeps the shared secret, and checks who may read its file.
+// Reads and keeps the shared secret, checks who may read its file, and computes its HMACs.
 #include "ferry/core/secret.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,10 +13,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <utility>
+#include <vector>
 
+#include "ferry/core/check.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/log.h"
 #include "ferry/core/mapping.h"
@@ -72,6 +78,14 @@ Result<SecretText> ReadSecretFile(const std::string& path) {
   return SecretText(text);
 }
 
+// Each part behind its length, so that no two lists of parts sign the same bytes.
+void AppendPart(std::vector<std::byte>* to, std::span<const std::byte> bytes) {
+  const std::uint64_t size = bytes.size();
+  const auto length = std::as_bytes(std::span(&size, 1));
+  to->insert(to->end(), length.begin(), length.end());
+  to->insert(to->end(), bytes.begin(), bytes.end());
+}
+
 }  // namespace
 
 struct SecretText::Pages {
@@ -115,6 +129,33 @@ void WarnIfOthersMayRead(std::string_view setting, const std::string& path) {
   if (path.empty() || ::stat(path.c_str(), &about) != 0) return;
   if ((about.st_mode & (S_IRGRP | S_IROTH)) == 0) return;
   Log(LogLevel::kWarn, "config", "{} {} may be read by others; chmod 600 it", setting, path);
+}
+
+Result<std::optional<Secret>> Secret::FromConfig(const Config& config) {
+  FERRY_TRY_ASSIGN(SecretText text, LoadSecret(config));
+  WarnIfOthersMayRead("secret_file", config.secret_file);
+  if (text.empty()) return std::optional<Secret>();
+  return std::optional<Secret>(Secret(std::move(text)));
+}
+
+Mac Secret::Sign(std::string_view role,
+                 std::initializer_list<std::span<const std::byte>> parts) const {
+  std::vector<std::byte> said;
+  AppendPart(&said, std::as_bytes(std::span(role)));
+  for (const auto part : parts) AppendPart(&said, part);
+  Mac mac;
+  unsigned int length = 0;
+  const std::string_view key = text_.view();
+  // OpenSSL uses unsigned char.
+  const auto* done = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                            reinterpret_cast<const unsigned char*>(said.data()), said.size(),
+                            reinterpret_cast<unsigned char*>(mac.data()), &length);
+  FERRY_CHECK(done != nullptr && length == mac.size(), length);
+  return mac;
+}
+
+bool EqualInConstantTime(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
+  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace ferry

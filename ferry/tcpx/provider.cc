@@ -9,6 +9,7 @@
 
 #include "ferry/copy/device_executor.h"
 #include "ferry/core/log_limiter.h"
+#include "ferry/core/secret.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/cuda/registrable_memory.h"
@@ -261,6 +262,9 @@ Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
   FERRY_TRY_ASSIGN(terms.plugin, Plugin::Open(path));
   LogDevices(*terms.plugin);
   terms.chunks = {config.plugin_chunk_bytes, config.plugin_tag_base};
+  FERRY_TRY_ASSIGN(SecretText secret, LoadSecret(config));
+  if (!secret.empty()) terms.secret.emplace(std::move(secret));
+  terms.insecure = config.insecure == OnOff::kOn;
   std::string gpu_path;
   if (auto devices = cuda::OpenDevices(config); devices) {
     terms.api = *devices;

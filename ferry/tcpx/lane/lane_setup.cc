@@ -3,9 +3,11 @@
 
 #include <fmt/core.h>
 
+#include <mutex>
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/core/random.h"
 #include "ferry/tcpx/lane/abandoned.h"
 #include "ferry/tcpx/lane/lane.h"
 #include "ferry/tcpx/lane/step_log.h"
@@ -14,6 +16,12 @@ namespace ferry::net::plugin {
 namespace {
 
 constexpr milliseconds kStepInterval{1};
+
+// The peer's frames, in their order.
+constexpr LaneHello::Kind kOwedToAccept[] = {LaneHello::Kind::kHello, LaneHello::Kind::kProof,
+                                             LaneHello::Kind::kHandle};
+constexpr LaneHello::Kind kOwedToConnect[] = {LaneHello::Kind::kChallenge,
+                                              LaneHello::Kind::kWelcome};
 
 // A GPU that is lost takes no part, so that host memory can still be moved.
 LaneTerms WithoutLostGpu(LaneTerms terms) {
@@ -52,7 +60,7 @@ LaneSetup::~LaneSetup() {
 
 Error LaneSetup::Late() const {
   const std::string& plugin = terms_.plugin->name();
-  if (!peer_) {
+  if (heard_ == 0) {
     return Error(Code::kTimedOut,
                  fmt::format("{} did not say in time which network plugin it uses (here {}); check "
                              "that it is an endpoint with the same provider and not overloaded",
@@ -76,19 +84,57 @@ void LaneSetup::Finish(Result<std::unique_ptr<Lane>> result) {
   done(std::move(result));
 }
 
-// The peer's first frame. Those that follow are for the lane's user.
+// What follows the frames of a set-up is for the lane's user.
 Result<Placement> LaneSetup::OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) {
-  if (peer_) return Placement{Placement::Action::kPause, {}};
-  peer_ = UnpackLaneHello(payload_bytes == 0 ? meta : std::span<const std::byte>(), remote_);
-  control_->SetMaxMeta(kMaxMetaBytes);
+  if (unanswered_ || !Owed()) {
+    paused_ = true;
+    return Placement{Placement::Action::kPause, {}};
+  }
+  unanswered_ = Check(payload_bytes == 0 ? meta : std::span<const std::byte>());
+  ++heard_;
+  if (*unanswered_ && !Owed()) control_->SetMaxMeta(kMaxMetaBytes);
   StepAt(Clock::now());
   return Placement{Placement::Action::kDiscard, {}};
+}
+
+std::optional<LaneHello::Kind> LaneSetup::Owed() const noexcept {
+  if (role_ == Role::kAccepts) {
+    return heard_ < std::size(kOwedToAccept) ? std::optional(kOwedToAccept[heard_]) : std::nullopt;
+  }
+  return heard_ < std::size(kOwedToConnect) ? std::optional(kOwedToConnect[heard_]) : std::nullopt;
+}
+
+Result<LaneHello> LaneSetup::Check(std::span<const std::byte> frame) {
+  FERRY_TRY_ASSIGN(LaneHello peer, UnpackLaneHello(frame, remote_));
+  if (peer.kind == LaneHello::Kind::kRefusal && role_ == Role::kConnects) {
+    return Error(Code::kRefused,
+                 fmt::format("{} refused a lane over a network plugin: {}", remote_, peer.text));
+  }
+  if (peer.kind != Owed()) {
+    return Error(
+        Code::kRefused,
+        fmt::format("{} sent a frame of kind {} where one of kind {} was due; use the same "
+                    "release of this library on both sides",
+                    remote_, static_cast<std::uint32_t>(peer.kind),
+                    static_cast<std::uint32_t>(*Owed())));
+  }
+  FERRY_TRY(CheckFits(Mine(), peer, remote_));
+  if (peer.kind == LaneHello::Kind::kHello) FERRY_TRY(CheckPeer());
+  if (IsSigned(peer.kind) &&
+      !EqualInConstantTime(peer.mac, LaneMac(terms_.secret, frames_, frame))) {
+    return Error(Code::kRefused,
+                 fmt::format("{} did not prove that it knows the secret; set FERRY_SECRET_FILE to "
+                             "the same on both sides",
+                             remote_));
+  }
+  frames_.insert(frames_.end(), frame.begin(), frame.end());
+  return peer;
 }
 
 void LaneSetup::OnClosed(LaneLoss loss, const Error& error) {
   ended_ = error;
   const bool no_answer = loss == LaneLoss::kPeerClosed || loss == LaneLoss::kReset;
-  if (!peer_ && role_ == Role::kConnects && no_answer) {
+  if (heard_ == 0 && role_ == Role::kConnects && no_answer) {
     ended_ = Error(Code::kRefused,
                    fmt::format("{} closed the connection without a word about a network plugin, "
                                "and this side uses {}; set the provider to the same on both sides "
@@ -112,12 +158,16 @@ void LaneSetup::Step() {
 Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
   std::unique_ptr<Lane> none;
   FERRY_TRY_ASSIGN(const auto current, terms_.gpu.MakeCurrent());
-  if (role_ == Role::kConnects && listening_ == nullptr) {
-    FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenConnecting));
-    FERRY_TRY(Listen());
-    Say(LaneHello::Kind::kHello, {});
+  if (!std::exchange(begun_, true)) FERRY_TRY(Begin());
+  if (unanswered_) {
+    const Status answered = Answer();
+    // Tells also a peer without a plugin, which does not know the frame, not to try again.
+    if (!answered && role_ == Role::kAccepts) {
+      Send(LaneHello::Kind::kRefusal, answered.error().message());
+    }
+    FERRY_TRY(answered);
+    if (std::exchange(paused_, false) && Owed() && !ended_) control_->Resume();
   }
-  if (peer_ && !std::exchange(took_hello_, true)) FERRY_TRY(TakeHello());
   if (ended_) return *ended_;
   if (connecting_ == nullptr) return none;
   if (receive_comm_ == nullptr) {
@@ -128,8 +178,30 @@ Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
     FERRY_TRY_ASSIGN(send_comm_, connecting_->Connect());
     LogDone("connected", send_comm_ != nullptr);
   }
-  if (receive_comm_ == nullptr || send_comm_ == nullptr || !sent_) return none;
+  if (receive_comm_ == nullptr || send_comm_ == nullptr || sent_ < out_.size()) return none;
   return MakeLane();
+}
+
+Status LaneSetup::Begin() {
+  if (role_ == Role::kAccepts) return Ok();
+  FERRY_TRY(CheckPeer());
+  FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenConnecting));
+  Send(LaneHello::Kind::kHello, {});
+  return Ok();
+}
+
+Status LaneSetup::CheckPeer() const {
+  const LaneInfo peer = control_->Info();
+  FERRY_TRY(CheckTrusted(terms_.secret.has_value(), terms_.insecure, peer));
+  if (terms_.secret || peer.same_machine) return Ok();
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    Log(LogLevel::kWarn, "plugin",
+        "insecure is on: whoever reaches this machine can pass bytes to network plugin {}; set "
+        "FERRY_SECRET_FILE on both sides",
+        terms_.plugin->name());
+  });
+  return Ok();
 }
 
 Status LaneSetup::Listen() {
@@ -143,29 +215,25 @@ void LaneSetup::LogDone(const char* what, bool done) const {
   if (done) Log(LogLevel::kInfo, "plugin", "{} a comm of {} on device {}", what, remote_, device_);
 }
 
-Status LaneSetup::TakeHello() {
-  if (!*peer_) {
-    // A peer without a plugin does not know the frame, which tells it not to try again.
-    if (role_ == Role::kAccepts) Say(LaneHello::Kind::kRefusal, peer_->error().message());
-    return peer_->error();
-  }
-  const LaneHello& peer = **peer_;
-  if (peer.kind == LaneHello::Kind::kRefusal) {
-    return Error(Code::kRefused,
-                 fmt::format("{} refused a lane over a network plugin: {}", remote_, peer.text));
-  }
-  Status fits = CheckFits(Mine(), peer, remote_);
-  if (role_ == Role::kAccepts) {
-    if (fits) fits = CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenAccepting);
-    if (fits) {
+Status LaneSetup::Answer() {
+  const Result<LaneHello> peer = *std::exchange(unanswered_, std::nullopt);
+  if (!peer) return peer.error();
+  switch (peer->kind) {
+    case LaneHello::Kind::kHello: Send(LaneHello::Kind::kChallenge, {}); return Ok();
+    case LaneHello::Kind::kChallenge: Send(LaneHello::Kind::kProof, {}); return Ok();
+    case LaneHello::Kind::kProof:
+      FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenAccepting));
       FERRY_TRY(Listen());
-      Say(LaneHello::Kind::kWelcome, {});
-    } else {
-      Say(LaneHello::Kind::kRefusal, fits.error().message());
-    }
+      Send(LaneHello::Kind::kWelcome, {});
+      return Ok();
+    case LaneHello::Kind::kWelcome:
+      FERRY_TRY(Listen());
+      Send(LaneHello::Kind::kHandle, {});
+      break;
+    case LaneHello::Kind::kHandle:
+    case LaneHello::Kind::kRefusal: break;
   }
-  FERRY_TRY(fits);
-  connecting_ = std::make_unique<Connecting>(terms_.plugin, device_, peer.handle);
+  connecting_ = std::make_unique<Connecting>(terms_.plugin, device_, peer->handle);
   return Ok();
 }
 
@@ -175,16 +243,23 @@ LaneHello LaneSetup::Mine() const {
   mine.plugin_version = static_cast<std::uint32_t>(terms_.plugin->version());
   mine.chunk_bytes = terms_.chunks.bytes;
   mine.tag_base = terms_.chunks.tag_base;
+  mine.has_secret = terms_.secret.has_value();
   if (listening_ != nullptr) mine.handle = listening_->handle();
   return mine;
 }
 
-void LaneSetup::Say(LaneHello::Kind kind, const std::string& text) {
+void LaneSetup::Send(LaneHello::Kind kind, const std::string& text) {
   LaneHello mine = Mine();
   mine.kind = kind;
   mine.text = text;
-  out_.meta = Pack(mine);
-  control_->Send(&out_);
+  if (kind == LaneHello::Kind::kHello || kind == LaneHello::Kind::kChallenge) {
+    FillRandom(mine.nonce);
+  }
+  OutFrame& frame = out_.emplace_back();
+  frame.meta = Pack(mine);
+  if (IsSigned(kind)) SetMac(LaneMac(terms_.secret, frames_, frame.meta), &frame.meta);
+  frames_.insert(frames_.end(), frame.meta.begin(), frame.meta.end());
+  control_->Send(&frame);
   control_->Flush();
 }
 

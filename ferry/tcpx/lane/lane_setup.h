@@ -1,6 +1,7 @@
 // Makes a plugin's comms for a new lane, by way of the lane that carries its control.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
+#include "ferry/core/secret.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/net/provider.h"
@@ -26,13 +28,16 @@ struct LaneTerms {
   cuda::DeviceApi* api = nullptr;  // null without GPUs
   LaneGpu gpu;
   ChunkTerms chunks;
+  std::optional<Secret> secret;
+  bool insecure = false;  // without a secret, peers of other machines are trusted, too
 };
 
-// One lane in the making. The connecting side sends a hello with the handle at which it accepts one
-// comm, the accepting side answers with its own, and both then connect to and accept from each
-// other. NCCL's calls for that do not block and are repeated, by a timer. Owned by the timer of its
-// deadline, and so destroyed with a loop that stops first. A lane that begins when the GPU is lost
-// is one without a GPU: it moves host memory, and refuses placements in GPU memory.
+// One lane in the making. Both sides prove that they know the secret, if there is one, and only
+// then call the plugin: each sends the handle at which it accepts one comm (lane_hello_wire.h), and
+// both then connect to and accept from each other. NCCL's calls for that do not block and are
+// repeated, by a timer. Owned by the timer of its deadline, and so destroyed with a loop that stops
+// first. A lane that begins when the GPU is lost is one without a GPU: it moves host memory, and
+// refuses placements in GPU memory.
 class LaneSetup final : private LaneHandler {
  public:
   enum class Role : std::uint8_t { kConnects, kAccepts };
@@ -48,7 +53,8 @@ class LaneSetup final : private LaneHandler {
   };
 
   // OnLoop. `done` runs on the loop once, at the latest at the deadline, outside the control lane's
-  // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together,
+  // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together
+  // or the peer does not prove itself,
   // kTimedOut, kPeerLost, and those of the plugin. The result is valid until then.
   static LaneSetup* Start(const LaneTerms& terms, Request request);
   ~LaneSetup();
@@ -64,7 +70,7 @@ class LaneSetup final : private LaneHandler {
 
   Result<Placement> OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) override;
   Status OnPayload() override { return Ok(); }
-  void OnSent(OutFrame* /*frame*/) override { sent_ = true; }
+  void OnSent(OutFrame* /*frame*/) override { ++sent_; }
   void OnClosed(LaneLoss loss, const Error& error) override;
 
   Error Late() const;
@@ -72,11 +78,19 @@ class LaneSetup final : private LaneHandler {
   void Step();
   // Null: not yet.
   Result<std::unique_ptr<Lane>> Advance();
-  Status TakeHello();
+  Status Begin();
+  // Whether the peer may try to prove itself.
+  Status CheckPeer() const;
+  // The frame that the peer owes next; nothing if it owes none.
+  std::optional<LaneHello::Kind> Owed() const noexcept;
+  // Checks a frame, and that the peer has proved itself where it must have by now.
+  Result<LaneHello> Check(std::span<const std::byte> frame);
+  // Answers the frame that was heard; the first that the plugin is told of a peer.
+  Status Answer();
   Status Listen();
   void LogDone(const char* what, bool done) const;
   Result<std::unique_ptr<Lane>> MakeLane();
-  void Say(LaneHello::Kind kind, const std::string& text);
+  void Send(LaneHello::Kind kind, const std::string& text);
   LaneHello Mine() const;
   void Finish(Result<std::unique_ptr<Lane>> result);
 
@@ -90,11 +104,14 @@ class LaneSetup final : private LaneHandler {
   EventLoop::TimerId deadline_timer_ = 0;
   EventLoop::TimerId step_timer_ = 0;
 
-  OutFrame out_;
-  bool sent_ = false;
-  std::optional<Result<LaneHello>> peer_;  // once it has spoken
-  bool took_hello_ = false;
-  std::optional<Error> ended_;  // the control lane
+  bool begun_ = false;
+  std::deque<OutFrame> out_;       // where they are, as the control lane refers to them
+  std::size_t sent_ = 0;           // of these
+  std::vector<std::byte> frames_;  // of both sides, in their order, for the macs
+  std::size_t heard_ = 0;          // of the peer's frames
+  std::optional<Result<LaneHello>> unanswered_;  // the last one of these
+  bool paused_ = false;                          // for it
+  std::optional<Error> ended_;                   // the control lane
   std::unique_ptr<Listening> listening_;
   std::unique_ptr<Connecting> connecting_;
   std::unique_ptr<ReceiveComm> receive_comm_;

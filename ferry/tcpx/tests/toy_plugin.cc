@@ -1,7 +1,9 @@
 // Plugins of the versions TOY_V<N>, which do nothing and note what they are asked. Each writes a
 // line for each call into the file that TOY_LOG names, fails in the call that TOY_FAIL names, and
-// gives no request or comm in the one that TOY_NULL names. With TOY_HOST none of them unpacks. With
-// TOY_WATCH_EXIT, a call after the destructors of static objects ends the process with status 3.
+// gives no request or comm in the one that TOY_NULL names. With TOY_STATE its connect() follows a
+// pointer in the handle, as plugins do that keep the state of a connect there. With TOY_HOST none
+// of them unpacks. With TOY_WATCH_EXIT, a call after the destructors of static objects ends the
+// process with status 3.
 #include <unistd.h>
 
 #include <atomic>
@@ -102,6 +104,14 @@ int MakeComm(const char* call, int device, void** comm) {
   return Note(call, "device " + std::to_string(device));
 }
 
+// Handles of listen() are zeros, so a pointer in one is state of an earlier connect().
+void UseStateIn(void* handle) {
+  if (std::getenv("TOY_STATE") == nullptr) return;
+  int* stage = nullptr;
+  std::memcpy(&stage, handle, sizeof stage);
+  if (stage != nullptr) ++*stage;
+}
+
 // All that comes is of no bytes.
 tcpx::UnpackMeta rows_of_toy;
 std::byte pool_of_toy[64];
@@ -180,7 +190,8 @@ constexpr Table UpToV9() {
     return Note("init");
   };
   if constexpr (Table::kVersion >= 7) {
-    table.connect = [](int device, void* /*handle*/, void** comm, abi::DeviceHandle** handle) {
+    table.connect = [](int device, void* to, void** comm, abi::DeviceHandle** handle) {
+      UseStateIn(to);
       if (handle == nullptr || *handle != nullptr) return static_cast<int>(abi::kInvalidArgument);
       return MakeComm("connect", device, comm);
     };

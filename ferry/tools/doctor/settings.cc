@@ -1,9 +1,9 @@
 // The settings themselves, and the secret that they name.
 #include <fmt/core.h>
 
+#include "ferry/core/secret.h"
 #include "ferry/core/unknown_variables.h"
 #include "ferry/tools/doctor/checks.h"
-#include "ferry/transfer/handshake/secret.h"
 
 namespace ferry::tools {
 namespace {
@@ -70,7 +70,7 @@ Check CheckSettings(SystemView* system, const std::optional<Error>& wrong) {
 
 Check CheckSecret(const Context& context) {
   Check check{"secret", Verdict::kOk, "", ""};
-  const auto secret = transfer::Secret::FromConfig(context.config);
+  const auto secret = Secret::FromConfig(context.config);
   if (!secret) {
     check.verdict = Verdict::kProblem;
     check.evidence = secret.error().message();

@@ -51,7 +51,8 @@ ConnectionTable::Connection ConnectionTable::FindAgreed(std::uint32_t number,
   const std::lock_guard lock(mutex_);
   for (const Connection& connection : connections_) {
     const Peer& peer = connection->peer();
-    const bool same = peer.connection == number && SameBytes(peer.token.bytes, token.bytes);
+    const bool same =
+        peer.connection == number && EqualInConstantTime(peer.token.bytes, token.bytes);
     if (same && !connection->called() && !connection->lost()) return connection;
   }
   return nullptr;

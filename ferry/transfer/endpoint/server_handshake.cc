@@ -193,7 +193,8 @@ Status ServerHandshake::CheckProof(PendingPeer* pending_peer, wire::MetaReader* 
   if (!reader->Read(&proof)) return Error(Code::kCorrupt, "malformed proof");
   pending_peer->exchange.client = proof.nonce;
   pending_peer->exchange.binding = proof.binding;
-  if (!SameBytes(pending_peer->exchange.ClientProof(*endpoint_->policy().secret()), proof.mac)) {
+  if (!EqualInConstantTime(pending_peer->exchange.ClientProof(*endpoint_->policy().secret()),
+                           proof.mac)) {
     return Error(Code::kRefused,
                  "the two sides have different secrets, or somebody between them changes the "
                  "frames; set FERRY_SECRET_FILE to the same on both");
@@ -310,7 +311,7 @@ Status ServerHandshake::OnJoin(HelloExchange* hello_exchange, wire::MetaReader* 
   }
   const auto it = pending_connections_.find(join.connection);
   if (it == pending_connections_.end() ||
-      !SameBytes(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
+      !EqualInConstantTime(wire::BytesOf(it->second.welcome.token), wire::BytesOf(join.token))) {
     // The connection was dropped since its hello frame was answered; the peer dials again.
     return Error(Code::kUnavailable,
                  "this lane belongs to no connection that is being set up here");

@@ -50,7 +50,7 @@ Status ClientHandshake::CheckPeer(std::span<const std::byte> body,
   if (proof.size() == mac.size()) {
     std::memcpy(mac.data(), proof.data(), mac.size());
     // The proof covers the answer's body, so nobody in between can change it.
-    if (SameBytes(exchange_.ServerProof(**secret_, body), mac)) return Ok();
+    if (EqualInConstantTime(exchange_.ServerProof(**secret_, body), mac)) return Ok();
   }
   return Error(
       Code::kRefused,

@@ -1,41 +1,14 @@
-// The shared secret of two endpoints, and the proofs made with it.
+// The proofs of a handshake, made with the shared secret of two endpoints.
 #pragma once
-#include <array>
 #include <cstddef>
-#include <initializer_list>
-#include <optional>
 #include <span>
-#include <string_view>
-#include <utility>
 #include <vector>
 
-#include "ferry/core/config.h"
-#include "ferry/core/result.h"
+#include "ferry/core/secret.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/handshake/wire.h"
 
 namespace ferry::transfer {
-
-// An HMAC-SHA-256 (RFC 2104, FIPS 198-1).
-using Mac = std::array<std::byte, 32>;
-
-// The secret that both sides of a connection share. It is never sent; each side proves that it
-// knows it by an HMAC over the handshake frames, which include a challenge of each side.
-class Secret {
- public:
-  // nullopt if the config names no secret. Errors: kInvalidArgument for a file that cannot be read,
-  // a secret of a length that is not allowed, or a config that names both a file and a secret.
-  static Result<std::optional<Secret>> FromConfig(const Config& config);
-
-  // HMAC over `role` and the parts with their lengths. `role` separates the statements that the two
-  // sides may sign.
-  Mac Sign(std::string_view role, std::initializer_list<std::span<const std::byte>> parts) const;
-
- private:
-  explicit Secret(SecretText text) : text_(std::move(text)) {}
-
-  SecretText text_;  // the config's, or the one copy of the file's
-};
 
 // The handshake frames of one lane that the proofs cover.
 struct Exchange {
@@ -49,8 +22,5 @@ struct Exchange {
   // `answer`: body of the frame with which the server accepts the client.
   Mac ServerProof(const Secret& secret, std::span<const std::byte> answer) const;
 };
-
-// Compares in constant time: the time depends on the sizes but not on where the bytes differ.
-bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) noexcept;
 
 }  // namespace ferry::transfer

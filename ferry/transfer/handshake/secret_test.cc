@@ -99,14 +99,14 @@ TEST_F(SecretTest, SignsDifferentlyForEachRoleSecretAndDivisionOfWhatIsSaid) {
   EXPECT_NE(mac, other->Sign("client", {Bytes("ab"), Bytes("c")}));
 }
 
-TEST(SameBytes, SeesEveryBit) {
+TEST(EqualInConstantTime, SeesEveryBit) {
   Mac mac{};
   Mac other{};
-  EXPECT_TRUE(SameBytes(mac, other));
+  EXPECT_TRUE(EqualInConstantTime(mac, other));
   for (std::byte& one : other) {
     for (int bit = 0; bit < 8; ++bit) {
       one = static_cast<std::byte>(1 << bit);
-      EXPECT_FALSE(SameBytes(mac, other));
+      EXPECT_FALSE(EqualInConstantTime(mac, other));
     }
     one = std::byte{0};
   }
