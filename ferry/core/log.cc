@@ -156,5 +156,12 @@ void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std:
   }
 }
 
+void ResetLineLimit() {
+  Loggers& loggers = TheLoggers();
+  const std::lock_guard lock(loggers.mutex);
+  loggers.second = {};
+  loggers.limited = 0;
+}
+
 }  // namespace internal
 }  // namespace ferry

@@ -60,6 +60,13 @@ void LogLimiter::Write(LogLevel level, std::string_view subsystem, std::string_v
   LogWith(level, subsystem, fields, "{} (and {} more before)", text, *passed_over);
 }
 
+void LogLimiter::Reset() {
+  const std::lock_guard lock(mutex_);
+  by_key_.clear();
+  entries_.clear();
+  rest_ = {.key = {}, .written = Clock::time_point::min()};
+}
+
 LogLimiter& PeerLogLimiter() {
   struct ForPeers : LogLimiter {
     ForPeers()

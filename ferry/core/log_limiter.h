@@ -34,6 +34,9 @@ class LogLimiter {
   void Write(LogLevel level, std::string_view subsystem, std::string_view key, LogFields fields,
              std::string_view text);
 
+  // Forgets all keys and what was suppressed.
+  void Reset();
+
  private:
   struct Entry {
     std::string key;

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/core/stderr_line.h"
+
 namespace ferry {
 namespace {
 
@@ -83,6 +85,32 @@ TEST_F(LimiterTest, KeysThatHaveBeenQuietMakeRoomForOthers) {
   EXPECT_FALSE(limiter_.Admit("old 0"));
   EXPECT_FALSE(limiter_.Admit("new 1"));
 }
+
+TEST_F(LimiterTest, AResetForgetsAllKeysAndWhatWasSuppressed) {
+  for (std::size_t i = 0; i <= LogLimiter::kMaxKeys; ++i) limiter_.Admit("a" + std::to_string(i));
+  EXPECT_FALSE(limiter_.Admit("a0"));
+  EXPECT_FALSE(limiter_.Admit("b"));  // shares a message with the last
+  limiter_.Reset();
+  EXPECT_EQ(limiter_.Admit("a0"), 0u);
+  EXPECT_EQ(limiter_.Admit("b"), 0u);
+}
+
+// Each of the two uses up what a process may log in a second.
+class LimitsOfTests : public testing::TestWithParam<int> {};
+
+TEST_P(LimitsOfTests, AreNotUsedUpByAnEarlierTestOfTheProcess) {
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < kMaxLinesPerSecond; ++i) {
+    PeerLogLimiter().Write(LogLevel::kWarn, "transfer", std::to_string(i % 10), {}, "refused");
+  }
+  for (int i = 0; i < kPeerLines; ++i) {
+    PeerLogLimiter().Write(LogLevel::kWarn, "transfer", "0", {}, "refused");
+  }
+  const std::string out = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), kMaxLinesPerSecond);
+}
+
+INSTANTIATE_TEST_SUITE_P(One, LimitsOfTests, testing::Values(1, 2));
 
 TEST_F(LimiterTest, ThreadsTogetherWriteOneMessage) {
   std::atomic<int> written{0};

@@ -25,6 +25,9 @@ void WriteStderrLine(std::string_view text, LineLimit limit) noexcept;
 namespace internal {
 // Writes the bytes as they are; returns how many stderr took. Takes no lock.
 std::size_t WriteStderr(std::string_view bytes) noexcept;
+
+// Allows as many limited lines as a new second does. For tests, which share a process.
+void ResetLineLimit();
 }  // namespace internal
 
 }  // namespace ferry
