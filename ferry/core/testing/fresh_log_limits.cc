@@ -16,7 +16,7 @@ class FreshLogLimits : public testing::EmptyTestEventListener {
 };
 
 // Every program that links these objects has it; gtest destroys the listener.
-[[maybe_unused]] const bool is_listening = [] {
+[[maybe_unused]] const bool kIsListening = [] {
   testing::UnitTest::GetInstance()->listeners().Append(new FreshLogLimits);
   return true;
 }();
