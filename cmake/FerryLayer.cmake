@@ -128,10 +128,7 @@ function(ferry_layer_tests layer sources deps gpu_tests asan_filter tsan_filter)
   endif()
   add_executable(${layer}_test ${sources})
   ferry_warnings(${layer}_test)
-  if(layer STREQUAL "ferry_kernels")  # whose tests compute what they expect
-    # Headers are little of what its optimized sources cost.
-    set_target_properties(${layer}_test PROPERTIES UNITY_BUILD_BATCH_SIZE 8)
-  else()
+  if(NOT layer STREQUAL "ferry_kernels")  # whose tests compute what they expect
     ferry_compile_quickly(${layer}_test)
   endif()
   # Most of what a test compiles is the headers that all of them include. The library's own files are
