@@ -48,7 +48,8 @@ inline bool LogEnabled(LogLevel level) noexcept {
 // \xNN, so a message is one line whatever a peer put into it. In JSON a line is one object (RFC
 // 8259) with the strings "time", "level", "subsystem" and "message", and the fields; bytes that are
 // not UTF-8 become U+FFFD. Any thread; lines never interleave. A message below the level costs one
-// load and formats nothing.
+// load and formats nothing. A process that closes descriptor 2 after it has loaded this library
+// must put another file in its place: the next file that it opens gets the number, and the lines.
 //
 // Log(LogLevel::kWarn, "tcp", "lane {} to {} is down", lane, peer);
 template <class... Args>

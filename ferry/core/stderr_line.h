@@ -17,8 +17,9 @@ constexpr int kMaxLinesPerSecond = 100;
 std::string EscapeControls(std::string_view text);
 
 // Writes "<text>\n" to stderr, with EscapeControls(). Neither blocks nor raises SIGPIPE: where
-// stderr is full, closed, or no longer a file, pipe, terminal or Unix socket, the line is lost. The
-// next line that is written follows one that tells how many were lost. Any thread; lines do not
+// stderr is full, closed, or no longer a file, pipe, terminal or Unix socket, the line is lost, and
+// so is every line of a process whose descriptor 2 was closed when it loaded this library. The next
+// line that is written follows one that tells how many were lost. Any thread; lines do not
 // interleave.
 void WriteStderrLine(std::string_view text, LineLimit limit) noexcept;
 
