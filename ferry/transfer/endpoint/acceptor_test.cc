@@ -271,9 +271,9 @@ class ShortTimeoutAcceptorTest : public AcceptorTest {
 
 // The whole frame would take a minute, although each byte arrives well within the timeout.
 TEST_F(ShortTimeoutAcceptorTest, AByteNowAndThenGainsNoTime) {
+  const auto begun = Clock::now();
   RawLane lane(endpoint_.port());
   const auto hello = lane.Encode({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 1))});
-  const auto begun = Clock::now();
   std::size_t said = 0;
   while (said < hello.size() && lane.SendBytes(std::span(hello).subspan(said, 1))) {
     ++said;
@@ -301,7 +301,7 @@ TEST_F(AcceptorTest, APeerThatReplacesALaneAgainAndAgainHoldsOnePlaceForIt) {
     ASSERT_TRUE(lane.Say({.type = Type::kRejoin, .body = Pod(rejoin)}));
     lane.Expect(Type::kRejoined);
     if (attempt > 1) {
-      EXPECT_TRUE(waiting[attempt - 2].WaitClosedFor(milliseconds(1000))) << attempt;
+      EXPECT_TRUE(waiting[attempt - 2].WaitClosedFor(std::chrono::seconds(30))) << attempt;
     }
   }
   EXPECT_FALSE(theirs.lost());
