@@ -64,15 +64,13 @@ TEST(ConnectTo, APeerThatAnswersIsConnected) {
       ConnectTo(&pair.near_endpoint(),
                 net::Address{"127.0.0.1", pair.far_endpoint().port()}.ToString(), PeerDeadline());
   ASSERT_TRUE(again) << again.error().ToString();
-  const Config config = LoopbackConfig();
-  EXPECT_TRUE(Acceptor(&pair.far_endpoint(), config).Next());
+  EXPECT_TRUE(Acceptor(&pair.far_endpoint()).Next());
 }
 
 TEST(Acceptor, EndsWithItsEndpoint) {
   PeerPair pair;
-  const Config config = LoopbackConfig();
   auto accepted =
-      std::async(std::launch::async, [&] { return Acceptor(&pair.far_endpoint(), config).Next(); });
+      std::async(std::launch::async, [&] { return Acceptor(&pair.far_endpoint()).Next(); });
   pair.far_endpoint().Close();
   EXPECT_EQ(accepted.get().error().code(), Code::kCancelled);
 }

@@ -222,7 +222,7 @@ void Announce(const TransferServerJob& job, std::uint16_t port) {
 class Clients {
  public:
   Clients(const TransferServerJob& job, transfer::Endpoint* endpoint)
-      : job_(job), endpoint_(endpoint), acceptor_(endpoint, job.config) {}
+      : job_(job), endpoint_(endpoint), acceptor_(endpoint) {}
   Clients(const Clients&) = delete;
   Clients& operator=(const Clients&) = delete;
   ~Clients() {

@@ -102,10 +102,13 @@ class SecretAcceptorTest : public AcceptorTest {
   }
   SecretAcceptorTest() : AcceptorTest(Guarded()) {}
 
-  // Sends a well-formed hello frame, which is answered, and no proof.
-  void Speak(RawLane* lane) {
+  // Sends a well-formed hello frame, which is answered, and no proof of the secret. `proved`: it is
+  // found to come from a process of this machine.
+  void Speak(RawLane* lane, bool proved = true) {
     wire::HelloBody hello = Hello(Uuid::Random(), 2);
     hello.flags = wire::kHasSecret;
+    hello.process = net::ThisProcess();
+    if (proved) lane->List();
     ASSERT_TRUE(lane->Say({.type = Type::kHello, .body = Pod(hello)}));
     (void)lane->Expect(Type::kChallenge);
   }
@@ -138,6 +141,17 @@ TEST_F(SecretAcceptorTest, WhenAllSentAHelloAPeerWaitsUntilOneHasStalled) {
   ExpectPeerServed();
   EXPECT_GE(Clock::now() - begun, net::Admission::kStall);
   spoken[0].WaitClosed();
+}
+
+// The others may come from anywhere, through a proxy.
+TEST_F(SecretAcceptorTest, OfThoseNotProvedToBeOfThisMachineFewKeepTheirPlacesByAHello) {
+  std::deque<RawLane> spoken;
+  for (std::uint32_t i = 0; i < kFewPendingPeers; ++i) {
+    Speak(&spoken.emplace_back(endpoint_.port()), /*proved=*/false);
+  }
+  RawLane newcomer(endpoint_.port());
+  spoken[net::Admission::kMaxSpoken].WaitClosed();
+  ExpectCounted(1);
 }
 
 class FewConnectionsTest : public AcceptorTest {

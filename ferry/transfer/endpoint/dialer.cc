@@ -175,6 +175,7 @@ Status Dialer::OnHeard(HelloLane* lane, const wire::MessageHeader& header,
   if (is_first && header.type == wire::Type::kWelcome) return OnWelcome(lane, reader);
   if (!is_first && header.type == wire::Type::kJoined) {
     FERRY_TRY(lane->client_handshake.CheckPeer({}, reader->rest()));
+    FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(lane->hello_exchange.get(), welcome_.process));
     OnJoined();
     return Ok();
   }
@@ -205,6 +206,7 @@ Status Dialer::OnWelcome(HelloLane* lane, wire::MetaReader* reader) {
                      EndpointAddress::Parse(reader->rest().first(welcome.address_bytes)));
     others = std::move(told.at);
   }
+  FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(lane->hello_exchange.get(), welcome.process));
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome.endpoint, sizeof welcome.endpoint);
   if (!expected_.none() && peer != expected_) {

@@ -50,9 +50,14 @@ RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connec
           .token = connection.peer().token,
           .provider = &endpoint->provider(),
           .secret = &endpoint->policy().secret(),
-          .may_use = [endpoint](const net::LaneInfo& lane, const std::string& peer_name) {
-            return endpoint->policy().CheckLane(lane, peer_name);
-          }};
+          .may_use =
+              [endpoint](const net::LaneInfo& lane, const std::string& peer_name) {
+                return endpoint->policy().CheckLane(lane, peer_name);
+              },
+          .check_peer =
+              [endpoint, process = connection.peer().process](HelloExchange* lane) {
+                return endpoint->policy().CheckPeerOnLoop(lane, process);
+              }};
 }
 
 }  // namespace

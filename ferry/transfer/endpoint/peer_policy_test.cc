@@ -22,20 +22,18 @@ Config WithSecret() {
   return config;
 }
 
-TEST(PeerPolicy, WithoutASecretTrustsOnlyKnownPeers) {
+TEST(PeerPolicy, WithoutASecretDialsNoOtherMachine) {
   Config config;
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
   EXPECT_FALSE(policy.secret());
-  EXPECT_TRUE(policy.Trusts(/*is_known=*/true));
-  EXPECT_FALSE(policy.Trusts(/*is_known=*/false));
   const Status refused = policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kRefused);
   EXPECT_THAT(refused.error().message(), HasSubstr("FERRY_SECRET_FILE"));
 }
 
-TEST(PeerPolicy, TrustsAPeerOfThisMachineOrOneThatTlsHasAuthenticated) {
+TEST(PeerPolicy, DialsAPeerOfThisMachineOrOneThatTlsHasAuthenticated) {
   Config config;
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
@@ -50,7 +48,6 @@ TEST(PeerPolicy, ThatIsInsecureTrustsEverybody) {
   config.insecure = OnOff::kOn;
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
-  EXPECT_TRUE(policy.Trusts(/*is_known=*/false));
   EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1"));
 }
 

@@ -32,6 +32,8 @@ struct RecoveryContext {
   const std::optional<Secret>* secret = nullptr;
   // Whether the settings allow the use of a lane dialed to this peer.
   std::function<Status(const net::LaneInfo& lane, const std::string& peer_name)> may_use;
+  // Whether the settings allow to trust the peer of a lane that it has answered. On its loop.
+  std::function<Status(HelloExchange* lane)> check_peer;
 };
 
 // The connection as recovery sees it. Home loop only.

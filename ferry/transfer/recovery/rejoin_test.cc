@@ -508,6 +508,17 @@ TEST_F(RejoinTest, ALaneThatComesUpToAnotherMachineIsNotTrustedWithoutASecret) {
   EXPECT_TRUE(Works(&link));
 }
 
+TEST_F(RejoinTest, ALaneThatComesUpToAProxyIsNotTrustedWithoutASecret) {
+  near_config_ = config_;
+  near_config_->insecure = OnOff::kOff;
+  Link link = NewLink();
+  network_.SetFaults(first_ + kRejoinLanes, {.forwarded = true});
+  network_.Reset(first_ + 1);
+  EXPECT_TRUE(HasReplaced(&link, 1));
+  EXPECT_EQ(network_.connections(), first_ + kRejoinLanes + 2);
+  EXPECT_TRUE(Works(&link));
+}
+
 TEST_F(RejoinTest, ARefusalIsBelievedOnlyOfTheAddressThatWasDialled) {
   Link link = NewLink(2);
   ASSERT_TRUE(MovesTo(&link, {"fake", "fake", "fake1"}));
