@@ -26,8 +26,6 @@ namespace internal {
 inline std::atomic<LogLevel> log_level{LogLevel::kWarn};
 inline std::atomic<LogFormat> log_format{LogFormat::kText};
 void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text);
-// Allows as many limited lines as in a new second. For tests, which share a process.
-void ResetLineLimit();
 }  // namespace internal
 
 // Sets the format of lines for the whole process. Any thread.

@@ -75,7 +75,7 @@ void AppendSelectors(std::vector<std::byte>* body, int socket, const SocketEnds&
   const int bound = OptionOf(socket, SO_BINDTOIFINDEX);
   if (bound != 0) AppendAttribute(body, RTA_OIF, BytesOf(bound));
   AppendAttribute(body, RTA_MARK, BytesOf(OptionOf(socket, SO_MARK)));
-  // Of the user who has made the socket.
+  // The user who has made the socket owns its inode.
   struct stat info {};
   if (::fstat(socket, &info) == 0) AppendAttribute(body, RTA_UID, BytesOf(info.st_uid));
   AppendAttribute(body, RTA_IP_PROTO,
