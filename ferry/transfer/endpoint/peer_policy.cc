@@ -7,15 +7,20 @@
 
 namespace ferry::transfer {
 
-Status PeerPolicy::Load() {
-  FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+Status PeerPolicy::Load(const SecretText& secret) {
+  if (secret.empty()) {
+    FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+  } else {
+    secret_.emplace(secret);
+  }
   return Ok();
 }
 
 // The route to the peer decides which interface the lane uses; the config decides whether that is
 // allowed.
-Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name) const {
-  if (!secret_ && !Trusts(lane.same_machine || lane.authenticated)) {
+Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name,
+                             bool has_secret) const {
+  if (!has_secret && !Trusts(lane.same_machine || lane.authenticated)) {
     return Error(
         Code::kRefused,
         fmt::format("{} is on another machine and there is no secret to authenticate it; set "

@@ -19,15 +19,17 @@ class PeerPolicy {
   // `config` must outlive this object.
   explicit PeerPolicy(const Config& config) : config_(config) {}
 
-  // Reads the secret. Errors: those of Secret::FromConfig().
-  Status Load();
+  // `secret`: proved in the place of the config's; empty: reads that. Errors: those of
+  // Secret::FromConfig().
+  Status Load(const SecretText& secret = {});
   const std::optional<Secret>& secret() const noexcept { return secret_; }
   // Whether an endpoint without a secret accepts a connection to or from a peer. `is_known`: the
   // peer is on this machine or is authenticated by TLS.
   bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == OnOff::kOn; }
   // Whether a lane dialed to `peer_name` may be used: checks how the peer is authenticated and
-  // which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
-  Status CheckLane(const net::LaneInfo& lane, const std::string& peer_name) const;
+  // which interface the lane leaves by. `has_secret`: the peer will have to prove one. Errors:
+  // kRefused, kInvalidArgument.
+  Status CheckLane(const net::LaneInfo& lane, const std::string& peer_name, bool has_secret) const;
 
   // Counts and logs a refused handshake. `sentence`: the reason.
   void OnRefused(const std::string& peer_name, const std::string& sentence);
