@@ -2,19 +2,17 @@
 #include "bindings/nixl/backend.h"
 
 #include <fmt/core.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <exception>
 #include <utility>
 
 #include "bindings/nixl/guard.h"
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/log.h"
 #include "bindings/nixl/settings.h"
-#include "ferry/core/check.h"
+#include "ferry/core/secret.h"
 
 namespace ferry::nixl {
 namespace {
@@ -34,8 +32,12 @@ bool IsSupported(abi::Memory kind) {
 
 // ---- life ---------------------------------------------------------------------------------------
 
-Backend::Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint)
-    : BackendEngine(init), config_(std::move(config)), endpoint_(std::move(endpoint)) {}
+Backend::Backend(const abi::InitParams& init, Config config, Secrets secrets,
+                 transfer::Endpoint endpoint)
+    : BackendEngine(init),
+      config_(std::move(config)),
+      endpoint_(std::move(endpoint)),
+      secrets_(std::move(secrets)) {}
 
 Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
   if (init.agent.size() > kMaxNameBytes) {
@@ -49,24 +51,31 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
                                         init.type));
   }
   FERRY_TRY_ASSIGN(Config config, LoadSettings(init.params ? *init.params : abi::Params()));
-  FERRY_TRY_ASSIGN(transfer::Endpoint endpoint, transfer::Endpoint::Create(config));
-  std::unique_ptr<Backend> backend(new Backend(init, std::move(config), std::move(endpoint)));
+  Secrets secrets;
+  FERRY_TRY_ASSIGN(secrets.settings, LoadSecret(config));
+  WarnIfOthersMayRead("secret_file", config.secret_file);
+  FERRY_TRY_ASSIGN(transfer::Endpoint endpoint,
+                   transfer::Endpoint::Create(
+                       config, nullptr, ConnectionSecret(secrets.settings, secrets.metadata)));
+  std::unique_ptr<Backend> backend(
+      new Backend(init, std::move(config), std::move(secrets), std::move(endpoint)));
   FERRY_TRY(backend->Start());
   return backend;
 }
 
 Status Backend::Start() {
   FERRY_TRY_ASSIGN(courier_, Courier::Create());
-  FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_, secret_));
+  FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_));
   // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
   // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,
                    .tasks = &tasks_,
                    .courier = courier_.get(),
                    .agent = fields_.agent,
+                   .secret = secrets_.settings,
                    .dial_timeout = std::min(config_.connect_timeout, config_.peer_timeout)};
   transfer_context_ = {.courier = courier_.get(), .active = &active_};
-  const nixl::ConnectionInfo own{endpoint_.address(), secret_};
+  const nixl::ConnectionInfo own{endpoint_.address(), secrets_.metadata};
   peers_[fields_.agent] = std::make_shared<Peer>(fields_.agent, own, &peer_context_);
   Log(LogLevel::kInfo, fmt::format("agent '{}' listens on port {}, endpoint {}", fields_.agent,
                                    endpoint_.port(), endpoint_.id().ToString()));
@@ -110,12 +119,7 @@ abi::Memories Backend::SupportedMemories() const {
 std::uint64_t Backend::TokenOf(const MemoryRange& range) const {
   const std::uint64_t name[] = {range.address, range.length,
                                 static_cast<std::uint64_t>(range.kind)};
-  std::array<unsigned char, 32> mac{};
-  // OpenSSL uses unsigned char.
-  const auto* done = ::HMAC(
-      ::EVP_sha256(), token_secret_.bytes.data(), static_cast<int>(token_secret_.bytes.size()),
-      reinterpret_cast<const unsigned char*>(name), sizeof(name), mac.data(), nullptr);
-  FERRY_CHECK(done != nullptr);
+  const auto mac = HmacOf(secrets_.token.bytes, std::as_bytes(std::span(name)));
   std::uint64_t token = 0;
   std::memcpy(&token, mac.data(), sizeof(token));
   return token;
@@ -241,7 +245,7 @@ abi::Outcome Backend::Query(const abi::BlobList& memories,
 
 abi::Outcome Backend::ConnectionInfo(std::string& out) const {
   return Guarded("describe the endpoint", mark_, [&] {
-    out = nixl::ConnectionInfo{endpoint_.address(), secret_}.Serialize();
+    out = nixl::ConnectionInfo{endpoint_.address(), secrets_.metadata}.Serialize();
     return abi::Outcome::kSuccess;
   });
 }

@@ -76,7 +76,14 @@ class Backend final : public abi::BackendEngine {
     std::size_t count = 0;
   };
 
-  Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint);
+  // What an agent's peers prove, or nobody is told.
+  struct Secrets {
+    SecretText settings;             // shared with all agents; may be empty
+    Uuid metadata = Uuid::Random();  // in this agent's metadata
+    Uuid token = Uuid::Random();
+  };
+
+  Backend(const abi::InitParams& init, Config config, Secrets secrets, transfer::Endpoint endpoint);
   Status Start();
   // Errors: kInvalidArgument where no metadata of this agent is loaded.
   Result<std::shared_ptr<Peer>> FindPeer(const std::string& agent) const;
@@ -93,8 +100,7 @@ class Backend final : public abi::BackendEngine {
   const ProcessMark mark_;
   const Config config_;
   transfer::Endpoint endpoint_;
-  const Uuid secret_ = Uuid::Random();
-  const Uuid token_secret_ = Uuid::Random();
+  const Secrets secrets_;
   mutable ActiveTransfers active_;
   Tasks tasks_;
   std::unique_ptr<Courier> courier_;

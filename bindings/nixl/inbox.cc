@@ -27,17 +27,10 @@ constexpr int kMaxPerTurn = 64;
 
 Deadline Now() { return Deadline::After(Clock::duration::zero()); }
 
-// Takes the same time wherever they differ.
-bool SameSecret(const Uuid& a, const Uuid& b) noexcept {
-  std::byte differ{};
-  for (std::size_t i = 0; i < a.bytes.size(); ++i) differ |= a.bytes[i] ^ b.bytes[i];
-  return differ == std::byte{};
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                             const Uuid& secret, Clock::duration max_hold_up) {
+                                             Clock::duration max_hold_up) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
     return Error(Code::kUnavailable,
@@ -47,7 +40,7 @@ Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks
   }
   FERRY_TRY_ASSIGN(UniqueFd wake, MakeEventFd());
   std::unique_ptr<Inbox> inbox(
-      new Inbox(endpoint, tasks, secret, max_hold_up, std::move(epoll), std::move(wake)));
+      new Inbox(endpoint, tasks, max_hold_up, std::move(epoll), std::move(wake)));
   FERRY_TRY(inbox->Start());
   return inbox;
 }
@@ -153,7 +146,7 @@ void Inbox::Drain(std::uint64_t id) {
 }
 
 bool Inbox::HasRoom(std::uint64_t id, Sender* sender) {
-  // Connections that have not proved that they have our metadata take no share.
+  // Connections that have not said hello take no share.
   const auto agents = std::count_if(senders_.begin(), senders_.end(), [](const auto& entry) {
     return entry.second.agent.has_value();
   });
@@ -224,12 +217,6 @@ Inbox::Next Inbox::TakeOne(std::uint64_t id, Sender* sender) {
 
 Status Inbox::OnHello(Sender* sender, const std::vector<std::byte>& frame) {
   FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
-  // The secret is in this agent's metadata, so it proves that the sender has loaded that.
-  if (!SameSecret(hello.secret, secret_)) {
-    return Error(Code::kRefused,
-                 "it does not have this agent's metadata; only agents that have loaded it may "
-                 "connect");
-  }
   sender->agent = std::move(hello.agent);
   Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
   return Ok();

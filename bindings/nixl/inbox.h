@@ -24,7 +24,7 @@ namespace ferry::nixl {
 // are asked for. Senders take turns, and each may fill its share of the memory: of one that has
 // filled it nothing more is taken, so that it gets no answer and waits. One sender at a time may
 // exceed its share by a long notification; it is closed where it is too slow and others wait for
-// that. Connections that do not prove soon that they have our metadata are closed.
+// that. Connections that do not say soon which agent they are are closed.
 class Inbox {
  public:
   // The time from when others begin to wait for the end of a long notification.
@@ -32,7 +32,6 @@ class Inbox {
 
   // The endpoint and the tasks outlive it. Errors: kUnavailable (descriptors, threads).
   static Result<std::unique_ptr<Inbox>> Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                               const Uuid& secret,
                                                Clock::duration max_hold_up = kMaxHoldUp);
   ~Inbox();
   Inbox(const Inbox&) = delete;
@@ -54,11 +53,10 @@ class Inbox {
   using Senders = std::map<std::uint64_t, Sender>;
   enum class Next { kGoOn, kEmpty, kForget };
 
-  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, const Uuid& secret, Clock::duration max_hold_up,
-        UniqueFd epoll, UniqueFd wake)
+  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, Clock::duration max_hold_up, UniqueFd epoll,
+        UniqueFd wake)
       : endpoint_(endpoint),
         tasks_(tasks),
-        secret_(secret),
         max_hold_up_(max_hold_up),
         epoll_(std::move(epoll)),
         wake_(std::move(wake)) {}
@@ -88,7 +86,6 @@ class Inbox {
 
   transfer::Endpoint* const endpoint_;
   Tasks* const tasks_;
-  const Uuid secret_;
   const Clock::duration max_hold_up_;
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd

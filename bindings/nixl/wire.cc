@@ -130,7 +130,6 @@ Result<MemoryInfo> MemoryInfo::Parse(std::string_view bytes) {
 
 std::vector<std::byte> HelloFrame(const Hello& hello) {
   Writer<std::vector<std::byte>> writer(Kind::kHello);
-  writer.Put(hello.secret);
   writer.Append(hello.agent.data(), hello.agent.size());
   return writer.Take();
 }
@@ -138,12 +137,10 @@ std::vector<std::byte> HelloFrame(const Hello& hello) {
 Result<Hello> ParseHello(std::span<const std::byte> frame) {
   Reader reader(Text(frame));
   FERRY_TRY(reader.Begin(Kind::kHello, "first frame of a connection"));
-  Hello hello;
-  if (!reader.Get(&hello.secret) || reader.rest().size() > kMaxNameBytes) {
+  if (reader.rest().size() > kMaxNameBytes) {
     return Error(Code::kCorrupt, "the first frame of a connection is malformed");
   }
-  hello.agent = reader.rest();
-  return hello;
+  return Hello{.agent = std::string(reader.rest())};
 }
 
 std::vector<std::byte> PieceFrame(const PieceHeader& header, std::string_view piece) {

@@ -15,7 +15,7 @@
 
 namespace ferry::nixl {
 
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 // The largest notification of a connection.
 inline constexpr std::size_t kMaxFrameBytes = 64 << 10;
 inline constexpr std::size_t kMaxNameBytes = 4096;
@@ -24,7 +24,7 @@ inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
 // What an agent tells its peers of its endpoint, in its metadata.
 struct ConnectionInfo {
   transfer::EndpointAddress address;
-  Uuid secret;  // whoever connects proves by it that it has the metadata
+  Uuid secret;  // both sides of a connection prove by it that they have the metadata
 
   std::string Serialize() const;
   // Errors: kCorrupt for bytes of another origin or version.
@@ -40,9 +40,8 @@ struct MemoryInfo {
   static Result<MemoryInfo> Parse(std::string_view bytes);
 };
 
-// The first notification of every connection: who speaks, and that it may.
+// The first notification of every connection: who speaks.
 struct Hello {
-  Uuid secret;  // the receiver's, from its metadata
   std::string agent;
 };
 std::vector<std::byte> HelloFrame(const Hello& hello);

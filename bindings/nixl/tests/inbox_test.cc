@@ -36,10 +36,10 @@ class InboxTest : public ::testing::Test {
   // One that has said hello.
   transfer::Connection Sender(const std::string& agent) {
     auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    MustDo(Must(connection.Notify(HelloFrame({secret_, agent}))).Wait(TestDeadline()));
+    MustDo(Must(connection.Notify(HelloFrame({.agent = agent}))).Wait(TestDeadline()));
     return connection;
   }
-  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_)); }
+  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_)); }
   static Status Post(transfer::Connection* to, const PieceHeader& header, std::string_view bytes) {
     return Must(to->Notify(PieceFrame(header, bytes))).Wait(TestDeadline());
   }
@@ -100,7 +100,6 @@ class InboxTest : public ::testing::Test {
     return taken;
   }
 
-  const Uuid secret_ = Uuid::Random();
   Tasks tasks_;
   transfer::Endpoint receiver_ = Must(transfer::Endpoint::Create(Local()));
   transfer::Endpoint sender_ = Must(transfer::Endpoint::Create(Local()));
@@ -155,7 +154,7 @@ TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed)
 }
 
 TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
-  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_, std::chrono::seconds(1)));
+  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, std::chrono::seconds(1)));
   auto first = Sender("first");
   auto second = Sender("second");
   std::uint64_t begun = Begin(&first);
@@ -174,14 +173,14 @@ TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsC
   EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
 }
 
-TEST_F(InboxTest, PeersWithoutTheMetadataFillNoLog) {
+TEST_F(InboxTest, PeersWithMalformedHellosFillNoLog) {
   constexpr int kPeers = 60;
   Receive();
   const auto begun = Clock::now();
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < kPeers; ++i) {
     auto pending = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    (void)pending.Notify(HelloFrame({Uuid::Random(), "x"}));
+    (void)pending.Notify(std::vector<std::byte>(9));
     (void)pending.TakeNotification(TestDeadline());  // it is closed
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
