@@ -80,6 +80,15 @@ TEST(Secrets, OfOneEndpointAreProvedInThePlaceOfTheConfigs) {
   }
 }
 
+TEST(Sessions, HaveANameThatIsTheSameAtBothEndsAndAtNoOtherConnection) {
+  const Link link = MakeLink();
+  const Link other = MakeLink();
+  const Uuid session = link.near.connection->session();
+  EXPECT_FALSE(session.none());
+  EXPECT_EQ(session, link.far.connection->session());
+  EXPECT_NE(session, other.near.connection->session());
+}
+
 // ---- pending peers of an endpoint with a secret -------------------------------------------------
 
 class GuardTest : public ::testing::Test {
