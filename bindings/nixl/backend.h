@@ -10,6 +10,7 @@
 
 #include "bindings/nixl/abi.h"
 #include "bindings/nixl/courier.h"
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/inbox.h"
 #include "bindings/nixl/memory.h"
 #include "bindings/nixl/peer.h"
@@ -83,8 +84,12 @@ class Backend final : public abi::BackendEngine {
     Uuid token = Uuid::Random();
   };
 
-  Backend(const abi::InitParams& init, Config config, Secrets secrets, transfer::Endpoint endpoint);
+  Backend(const abi::InitParams& init, Config config, Secrets secrets, SigningKey key,
+          transfer::Endpoint endpoint);
   Status Start();
+  nixl::ConnectionInfo OwnInfo() const {
+    return {endpoint_.address(), secrets_.metadata, key_.public_key()};
+  }
   // Errors: kInvalidArgument where no metadata of this agent is loaded.
   Result<std::shared_ptr<Peer>> FindPeer(const std::string& agent) const;
   Result<std::unique_ptr<LocalMemory>> TryRegister(const MemoryRange& range);
@@ -101,6 +106,7 @@ class Backend final : public abi::BackendEngine {
   const Config config_;
   transfer::Endpoint endpoint_;
   const Secrets secrets_;
+  const SigningKey key_;
   mutable ActiveTransfers active_;
   Tasks tasks_;
   std::unique_ptr<Courier> courier_;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "bindings/nixl/epoll.h"
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/log.h"
 #include "ferry/core/thread.h"
 
@@ -24,13 +25,15 @@ constexpr auto kMaxSilence = std::chrono::seconds(5);
 constexpr std::uint64_t kMaxArrivedBytes = 256 << 20;
 // Pieces of one sender, or connections, before others have their turn.
 constexpr int kMaxPerTurn = 64;
+// Between two looks at names that are claimed.
+constexpr auto kBetweenChecks = milliseconds(100);
 
 Deadline Now() { return Deadline::After(Clock::duration::zero()); }
 
 }  // namespace
 
 Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                             Clock::duration max_hold_up) {
+                                             std::string agent, Clock::duration max_hold_up) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
     return Error(Code::kUnavailable,
@@ -40,7 +43,7 @@ Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks
   }
   FERRY_TRY_ASSIGN(UniqueFd wake, MakeEventFd());
   std::unique_ptr<Inbox> inbox(
-      new Inbox(endpoint, tasks, max_hold_up, std::move(epoll), std::move(wake)));
+      new Inbox(endpoint, tasks, std::move(agent), max_hold_up, std::move(epoll), std::move(wake)));
   FERRY_TRY(inbox->Start());
   return inbox;
 }
@@ -93,6 +96,7 @@ void Inbox::Run() {
       if (id == kAccept) AcceptAll();
       if (id > kAccept) Drain(id);
     }
+    CheckNames();
     silent = CloseSilent();
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
@@ -127,13 +131,15 @@ void Inbox::AcceptAll() {
     senders_.emplace(next_++, Sender{.connection = *std::move(accepted),
                                      .readiness = *std::move(readiness),
                                      .agent = {},
+                                     .key = {},
+                                     .claim = {},
                                      .joiner = {}});
   }
 }
 
 void Inbox::Drain(std::uint64_t id) {
   const auto found = senders_.find(id);
-  if (found == senders_.end()) return;
+  if (found == senders_.end() || found->second.claim) return;
   Next next = Next::kGoOn;
   for (int left = kMaxPerTurn; next == Next::kGoOn && left > 0; --left) {
     if (!HasRoom(id, &found->second)) {
@@ -204,21 +210,108 @@ Inbox::Next Inbox::TakeOne(std::uint64_t id, Sender* sender) {
     sender->joiner = Joiner();  // so that there is memory to go on
     taken = Error(Code::kUnavailable, "there is no memory for its notification");
   }
-  if (taken) return Next::kGoOn;
-  const std::string peer = sender->connection.Info().peer;
-  LogPeer(LogLevel::kError, peer,
-          fmt::format("the connection of {} was closed: {}",
-                      sender->agent ? fmt::format("agent '{}'", *sender->agent) : peer,
-                      taken.error().message()),
-          taken.error().where());
-  CloseInBackground(sender->connection);
+  if (taken && !sender->claim) return Next::kGoOn;
+  if (taken) {
+    Watch(id, 0);
+    return Next::kWait;
+  }
+  Close(*sender, taken.error());
   return Next::kForget;
 }
 
+void Inbox::Close(const Sender& sender, const Error& reason) {
+  const std::string peer = sender.connection.Info().peer;
+  std::string text =
+      fmt::format("the connection of {} was closed: {}",
+                  sender.agent ? fmt::format("agent '{}'", *sender.agent) : peer, reason.message());
+  if (reason.code() == Code::kRefused) {
+    text += fmt::format("; {} were closed for their names so far",
+                        refused_.fetch_add(1, std::memory_order_relaxed) + 1);
+  }
+  LogPeer(LogLevel::kError, peer, text, reason.where());
+  CloseInBackground(sender.connection);
+}
+
+// ---- names --------------------------------------------------------------------------------------
+
+void Inbox::BindName(const std::string& agent, const PublicKey& key) {
+  const std::lock_guard lock(mutex_);
+  names_[agent] = key;
+  names_changed_ = true;
+  SignalEventFd(wake_.get());
+}
+
+void Inbox::UnbindName(const std::string& agent) {
+  const std::lock_guard lock(mutex_);
+  names_.erase(agent);
+  names_changed_ = true;
+  SignalEventFd(wake_.get());
+}
+
+bool Inbox::IsBoundToOther(const std::string& agent, const PublicKey& key) {
+  const std::lock_guard lock(mutex_);
+  const auto bound = names_.find(agent);
+  return bound != names_.end() && bound->second != key;
+}
+
+Status Inbox::CheckName(const Hello& claim) {
+  if (IsBoundToOther(claim.agent, claim.key)) {
+    return Error(Code::kRefused,
+                 fmt::format("it is not the agent '{}' whose metadata is loaded here; if that was "
+                             "restarted, load its new metadata, or remove the old",
+                             claim.agent));
+  }
+  const bool is_taken = std::any_of(senders_.begin(), senders_.end(), [&](const auto& entry) {
+    const Sender& other = entry.second;
+    return other.agent == claim.agent && other.key != claim.key && !other.connection.lost();
+  });
+  if (!is_taken) return Ok();
+  return Error(Code::kRefused,
+               fmt::format("another agent with the name '{}' is connected; give each its own name",
+                           claim.agent));
+}
+
+void Inbox::TakeName(Sender* sender) {
+  if (!CheckName(*sender->claim)) return;
+  sender->key = sender->claim->key;
+  sender->agent = std::move(sender->claim->agent);
+  sender->claim.reset();
+  Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
+}
+
+void Inbox::CheckNames() {
+  const auto now = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(names_changed_, false) && now < next_check_) return;
+  }
+  next_check_ = now + kBetweenChecks;
+  for (auto entry = senders_.begin(); entry != senders_.end();) {
+    const Sender& sender = entry->second;
+    if (!sender.agent || !IsBoundToOther(*sender.agent, sender.key)) {
+      ++entry;
+      continue;
+    }
+    Close(sender, Error(Code::kRefused, "other metadata of the agent with its name was loaded"));
+    entry = Forget(entry);
+  }
+  for (auto& [id, sender] : senders_) {
+    if (!sender.claim) continue;
+    TakeName(&sender);
+    if (sender.agent) Watch(id, EPOLLIN);
+  }
+}
+
+// ---- frames -------------------------------------------------------------------------------------
+
 Status Inbox::OnHello(Sender* sender, const std::vector<std::byte>& frame) {
   FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
-  sender->agent = std::move(hello.agent);
-  Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
+  if (!IsSigned(hello, agent_, sender->connection.session())) {
+    return Error(Code::kRefused,
+                 fmt::format("it did not prove that it is agent '{}'", hello.agent));
+  }
+  sender->claim = std::move(hello);
+  TakeName(sender);
   return Ok();
 }
 
@@ -271,14 +364,20 @@ bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender, bool holds_up) {
     return true;
   }
   if (now - sender->since < kMaxSilence) return false;
+  if (sender->claim) {
+    const Status named = CheckName(*sender->claim);
+    if (named) return false;  // CheckNames() lets it go on
+    Close(*sender, named.error());
+    return true;
+  }
   const Next next = TakeOne(id, sender);  // this thread may have been late
   if (next == Next::kEmpty) {
     CloseLate(*sender,
               holds_up ? "send more of a long notification, for which others wait,"
-                       : "say which agent it is",
+                       : "prove which agent it is",
               kMaxSilence);
   }
-  return next != Next::kGoOn;
+  return next == Next::kEmpty || next == Next::kForget;
 }
 
 void Inbox::CloseLate(const Sender& sender, const char* omission, Clock::duration limit) {

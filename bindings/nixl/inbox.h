@@ -1,5 +1,6 @@
 // Accepts the connections of peers and collects their notifications.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -24,14 +25,20 @@ namespace ferry::nixl {
 // are asked for. Senders take turns, and each may fill its share of the memory: of one that has
 // filled it nothing more is taken, so that it gets no answer and waits. One sender at a time may
 // exceed its share by a long notification; it is closed where it is too slow and others wait for
-// that. Connections that do not say soon which agent they are are closed.
+// that. Connections that do not prove soon which agent they are are closed.
+//
+// A name is proved by the key of the metadata that is loaded of that agent. One that is not loaded
+// belongs to the key that was the first to claim it, until the connections of that have ended. Who
+// claims a name that is another's waits a while, since its metadata may be on its way here.
 class Inbox {
  public:
   // The time from when others begin to wait for the end of a long notification.
   static constexpr std::chrono::seconds kMaxHoldUp{30};
 
-  // The endpoint and the tasks outlive it. Errors: kUnavailable (descriptors, threads).
+  // The endpoint and the tasks outlive it. `agent`: its name. Errors: kUnavailable (descriptors,
+  // threads).
   static Result<std::unique_ptr<Inbox>> Create(transfer::Endpoint* endpoint, Tasks* tasks,
+                                               std::string agent,
                                                Clock::duration max_hold_up = kMaxHoldUp);
   ~Inbox();
   Inbox(const Inbox&) = delete;
@@ -39,24 +46,33 @@ class Inbox {
 
   // Moves what has arrived to the end of `out`. Any thread; does not block.
   void Take(abi::Notifications* out);
+  // From now on only the owner of this key may use the name, until UnbindName(). Connections of
+  // others that use it are closed soon. Any thread; neither blocks.
+  void BindName(const std::string& agent, const PublicKey& key);
+  void UnbindName(const std::string& agent);
+  // The connections that were closed because they did not prove their name. Any thread.
+  std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
  private:
   struct Sender {
     transfer::Connection connection;
     std::optional<transfer::Readiness> readiness;
-    std::optional<std::string> agent;        // once it has said hello
+    std::optional<std::string> agent;        // once it has proved its name
+    PublicKey key{};                         // by which it has
+    std::optional<Hello> claim;              // to a name that is another's so far
     Clock::time_point since = Clock::now();  // accepted, or sent the last piece
     Joiner joiner;
     std::uint64_t arrived = 0;  // bytes in arrived_, since that number of takes
     std::uint64_t takes = 0;
   };
   using Senders = std::map<std::uint64_t, Sender>;
-  enum class Next { kGoOn, kEmpty, kForget };
+  enum class Next { kGoOn, kEmpty, kWait, kForget };
 
-  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, Clock::duration max_hold_up, UniqueFd epoll,
-        UniqueFd wake)
+  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, std::string agent, Clock::duration max_hold_up,
+        UniqueFd epoll, UniqueFd wake)
       : endpoint_(endpoint),
         tasks_(tasks),
+        agent_(std::move(agent)),
         max_hold_up_(max_hold_up),
         epoll_(std::move(epoll)),
         wake_(std::move(wake)) {}
@@ -75,6 +91,16 @@ class Inbox {
   Next TakeOne(std::uint64_t id, Sender* sender);
   Status OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::byte>& frame);
   Status OnHello(Sender* sender, const std::vector<std::byte>& frame);
+  // Errors: kRefused where the name is another key's.
+  Status CheckName(const Hello& claim);
+  // Gives the sender the name that it claims, unless that is another's.
+  void TakeName(Sender* sender);
+  // Whether the name is bound to another key.
+  bool IsBoundToOther(const std::string& agent, const PublicKey& key);
+  // Where names have changed, and now and then: closes connections whose name was bound to another
+  // key, and lets those go on whose claim is good now.
+  void CheckNames();
+  void Close(const Sender& sender, const Error& reason);
   void Deliver(Sender* sender, std::string message);
   // Closes the connections that have said nothing for too long, or hold others up for too long.
   // Returns whether connections remain that may become late.
@@ -86,6 +112,7 @@ class Inbox {
 
   transfer::Endpoint* const endpoint_;
   Tasks* const tasks_;
+  const std::string agent_;
   const Clock::duration max_hold_up_;
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd
@@ -96,12 +123,16 @@ class Inbox {
   std::optional<std::uint64_t> largest_;  // the one sender whose message may exceed its share
   // When others began to wait for that place.
   std::optional<Clock::time_point> largest_wanted_;
+  Clock::time_point next_check_{};  // of names
 
   std::mutex mutex_;
-  abi::Notifications arrived_;  // under mutex_
-  std::uint64_t takes_ = 0;     // under mutex_
-  bool room_wanted_ = false;    // under mutex_: wake the thread after a take
-  bool stopping_ = false;       // under mutex_
+  abi::Notifications arrived_;              // under mutex_
+  std::uint64_t takes_ = 0;                 // under mutex_
+  bool room_wanted_ = false;                // under mutex_: wake the thread after a take
+  bool stopping_ = false;                   // under mutex_
+  std::map<std::string, PublicKey> names_;  // under mutex_: of agents that are loaded
+  bool names_changed_ = false;              // under mutex_
+  std::atomic<std::uint64_t> refused_{0};
   std::thread thread_;
 };
 

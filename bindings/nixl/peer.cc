@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "bindings/nixl/identity.h"
 #include "bindings/nixl/log.h"
 
 namespace ferry::nixl {
@@ -141,7 +140,8 @@ Result<transfer::Connection> Peer::TryConnect() {
   FERRY_TRY_ASSIGN(transfer::Connection connection,
                    context_->endpoint->Connect(info_.address, deadline,
                                                ConnectionSecret(context_->secret, info_.secret)));
-  const auto hello = HelloFrame({.agent = context_->agent});
+  const auto hello =
+      HelloFrame(context_->key->SayHello(context_->agent, name_, connection.session()));
   Status told = Ok();
   if (auto operation = connection.Notify(hello)) {
     told = operation->Wait(deadline);

@@ -262,6 +262,34 @@ TEST_F(NixlFaultsTest, TheSecretOfTheSettingsIsProvedAsWell) {
   }
 }
 
+TEST_F(NixlFaultsTest, AnAgentThatClaimsALoadedNameIsNotHeard) {
+  Begin(kSmallBytes);
+  StandInAgent impostor(kPeerName, FastParams());
+  ASSERT_EQ(impostor.engine().LoadConnectionInfo(kOwnName, OwnInfo()), Outcome::kSuccess);
+  ASSERT_EQ(impostor.engine().Notify(kOwnName, "forged"), Outcome::kSuccess);
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  const auto arrived = agent_->Await(1, Soon());
+  ASSERT_EQ(arrived.size(), 1U);
+  EXPECT_EQ(arrived[0].second, Text(0, 4));
+  EXPECT_TRUE(agent_->Await(1, Deadline::After(milliseconds(0))).empty());
+}
+
+TEST_F(NixlFaultsTest, AnAgentThatWasRestartedIsHeardOnceItsMetadataIsReplaced) {
+  Begin(kSmallBytes);
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  ASSERT_EQ(agent_->Await(1, Soon()).size(), 1U);
+  peer_->Kill();
+  peer_ = tests::Must(tests::PeerProcess::Start(kAgentRole));
+  (void)Ask("create listen_host=127.0.0.1");
+  (void)Ask(fmt::format("memory {} {}", kSmallBytes, kPeerSeed));
+  // It dials before its metadata is loaded here.
+  ASSERT_EQ(Ask("load " + agent_->Metadata()), "0");
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  agent_->Forget(kPeerName);
+  ASSERT_EQ(agent_->Load(Ask("metadata")), Outcome::kSuccess);
+  EXPECT_EQ(agent_->Await(1, Soon()).size(), 1U);
+}
+
 TEST_F(NixlFaultsTest, AThousandPeersOfWhichSixteenLiveAreServed) {
   Begin(kSmallBytes);
   auto dead = tests::Must(ConnectionInfo::Parse(OwnInfo()));

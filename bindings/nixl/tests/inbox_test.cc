@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/outbox.h"
 #include "bindings/nixl/wire.h"
 #include "tests/support/peer_process.h"
@@ -14,6 +16,8 @@
 namespace ferry::nixl {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Pair;
 using tests::Must;
 using tests::MustDo;
 using tests::TestDeadline;
@@ -33,13 +37,21 @@ class InboxTest : public ::testing::Test {
   static constexpr std::uint64_t kTotal = 160 << 20;  // of 256, which two share
   static constexpr std::uint64_t kHeld = 144 << 20;
 
+  static constexpr const char* kReceiver = "receiver";
+
   // One that has said hello.
-  transfer::Connection Sender(const std::string& agent) {
+  transfer::Connection Sender(const std::string& agent) { return Sender(agent, key_); }
+  transfer::Connection Sender(const std::string& agent, const SigningKey& key) {
     auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    MustDo(Must(connection.Notify(HelloFrame({.agent = agent}))).Wait(TestDeadline()));
+    const auto hello = HelloFrame(key.SayHello(agent, kReceiver, connection.session()));
+    MustDo(Must(connection.Notify(hello)).Wait(TestDeadline()));
     return connection;
   }
-  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_)); }
+  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver)); }
+  static bool IsClosed(transfer::Connection* connection) {
+    const auto taken = connection->TakeNotification(TestDeadline());
+    return !taken && taken.error().code() == Code::kPeerLost;
+  }
   static Status Post(transfer::Connection* to, const PieceHeader& header, std::string_view bytes) {
     return Must(to->Notify(PieceFrame(header, bytes))).Wait(TestDeadline());
   }
@@ -102,6 +114,7 @@ class InboxTest : public ::testing::Test {
 
   Tasks tasks_;
   transfer::Endpoint receiver_ = Must(transfer::Endpoint::Create(Local()));
+  const SigningKey key_ = Must(SigningKey::Random());
   transfer::Endpoint sender_ = Must(transfer::Endpoint::Create(Local()));
   std::unique_ptr<Inbox> inbox_;  // ends before the endpoints and tasks
 };
@@ -154,7 +167,7 @@ TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed)
 }
 
 TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
-  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, std::chrono::seconds(1)));
+  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver, std::chrono::seconds(1)));
   auto first = Sender("first");
   auto second = Sender("second");
   std::uint64_t begun = Begin(&first);
@@ -199,6 +212,74 @@ TEST_F(InboxTest, AnAgentsNameForgesNoLine) {
   EXPECT_THAT(log, ::testing::HasSubstr("x\\x0aE0101"));
   EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\nE0101 00")));
   EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\x1b")));
+}
+
+TEST_F(InboxTest, AHelloThatIsNotSignedForThisConnectionIsRefused) {
+  Receive();
+  const auto another = Must(SigningKey::Random());
+  const auto former = Sender("former");
+  const auto say = [&](const std::function<Hello(const Uuid&)>& hello) {
+    auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
+    (void)connection.Notify(HelloFrame(hello(connection.session())));
+    EXPECT_TRUE(IsClosed(&connection));
+  };
+  say([&](const Uuid&) { return key_.SayHello("one", kReceiver, former.session()); });
+  say([&](const Uuid& session) { return key_.SayHello("one", "another", session); });
+  say([&](const Uuid& session) {
+    Hello hello = key_.SayHello("one", kReceiver, session);
+    hello.agent = "two";
+    return hello;
+  });
+  say([&](const Uuid& session) {
+    Hello hello = key_.SayHello("one", kReceiver, session);
+    hello.key = another.public_key();
+    return hello;
+  });
+  EXPECT_EQ(inbox_->refused(), 4U);
+  EXPECT_FALSE(former.lost());
+}
+
+TEST_F(InboxTest, ANameIsOfTheFirstThatClaimsItUntilThatHasGone) {
+  Receive();
+  const auto another = Must(SigningKey::Random());
+  auto first = Sender("one");
+  MustDo(Post(&first, {.total = 1}, "a"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "a")));
+  auto other = Sender("one", another);
+  MustDo(Post(&other, {.total = 1}, "b"));
+  auto second = Sender("one");
+  MustDo(Post(&second, {.total = 1}, "c"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "c")));
+  first.Close();
+  second.Close();
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "b")));
+}
+
+TEST_F(InboxTest, ANameOfLoadedMetadataBelongsToItsKey) {
+  Receive();
+  const auto another = Must(SigningKey::Random());
+  auto early = Sender("one", another);
+  MustDo(Post(&early, {.total = 1}, "a"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "a")));
+  inbox_->BindName("one", key_.public_key());
+  EXPECT_TRUE(IsClosed(&early));
+  auto late = Sender("one", another);
+  MustDo(Post(&late, {.total = 1}, "b"));
+  auto one = Sender("one");
+  MustDo(Post(&one, {.total = 1}, "c"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "c")));
+  // The metadata is replaced, as after a restart of the agent.
+  inbox_->BindName("one", another.public_key());
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "b")));
+  EXPECT_TRUE(IsClosed(&one));
+}
+
+TEST_F(InboxTest, WhoClaimsTheNameOfAnotherIsClosedAfterAWhile) {
+  Receive();
+  inbox_->BindName("one", key_.public_key());
+  auto other = Sender("one", Must(SigningKey::Random()));
+  EXPECT_TRUE(IsClosed(&other));
+  EXPECT_EQ(inbox_->refused(), 1U);
 }
 
 TEST_F(InboxTest, PiecesThatComeAgainAreTakenOnce) {
