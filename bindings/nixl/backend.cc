@@ -66,7 +66,10 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
 
 Status Backend::Start() {
   FERRY_TRY_ASSIGN(courier_, Courier::Create());
-  FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_, fields_.agent));
+  FERRY_TRY_ASSIGN(inbox_,
+                   Inbox::Create(&endpoint_, &tasks_, fields_.agent,
+                                 {.sender_bytes = config_.peer_memory - config_.notification_bytes,
+                                  .total_bytes = config_.peer_memory_total}));
   // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
   // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,

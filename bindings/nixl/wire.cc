@@ -186,6 +186,8 @@ Result<std::optional<std::string>> Joiner::Add(const Piece& piece) {
   }
   ++next_;
   total_ = header.total;
+  // Memory that no piece has come for is not touched.
+  if (header.offset == 0) bytes_.reserve(total_);
   bytes_ += piece.bytes;
   if (bytes_.size() < total_) return std::optional<std::string>();
   return std::optional(std::exchange(bytes_, {}));

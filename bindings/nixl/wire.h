@@ -20,7 +20,7 @@ inline constexpr std::uint16_t kWireVersion = 3;
 // The largest notification of a connection.
 inline constexpr std::size_t kMaxFrameBytes = 64 << 10;
 inline constexpr std::size_t kMaxNameBytes = 4096;
-inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t kMaxMessageBytes = 16 << 20;
 
 // They are those of Ed25519 (RFC 8032).
 using PublicKey = std::array<std::byte, 32>;

@@ -34,8 +34,11 @@ Config Local(std::uint64_t notification_bytes = 4 << 20) {
 // A receiver, and senders that say what they like.
 class InboxTest : public ::testing::Test {
  protected:
-  static constexpr std::uint64_t kTotal = 160 << 20;  // of 256, which two share
-  static constexpr std::uint64_t kHeld = 144 << 20;
+  // A third is for unfinished notifications.
+  static constexpr InboxLimits kTight{
+      .sender_bytes = 8 << 20, .total_bytes = 24 << 20, .silence = std::chrono::hours(1)};
+  static constexpr std::uint64_t kLong = 7 << 20;
+  static constexpr std::uint64_t kLongPieces = (kLong + kMaxPieceBytes - 1) / kMaxPieceBytes;
 
   static constexpr const char* kReceiver = "receiver";
 
@@ -47,7 +50,9 @@ class InboxTest : public ::testing::Test {
     MustDo(Must(connection.Notify(hello)).Wait(TestDeadline()));
     return connection;
   }
-  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver)); }
+  void Receive(const InboxLimits& limits = {}) {
+    inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver, limits));
+  }
   static bool IsClosed(transfer::Connection* connection) {
     const auto taken = connection->TakeNotification(TestDeadline());
     return !taken && taken.error().code() == Code::kPeerLost;
@@ -80,23 +85,13 @@ class InboxTest : public ::testing::Test {
     }
     return sequence;
   }
-  // The same to the end, however long that takes.
-  static void FillToEnd(transfer::Connection* to, std::uint64_t total, std::uint64_t sequence = 0) {
+  // The same for one long message, to its end or to `stop`, however long that takes.
+  static void FillToEnd(transfer::Connection* to, std::uint64_t stop = kLongPieces) {
     const Deadline end = TestDeadline();
-    while (sequence * kMaxPieceBytes < total && !end.expired()) {
-      sequence = Fill(to, total, sequence);
+    for (std::uint64_t sequence = 0; sequence < stop && !end.expired();) {
+      sequence = Fill(to, kLong, sequence, stop);
     }
     EXPECT_FALSE(end.expired());
-  }
-  // Sends the first kHeld bytes, or a little more, of one of kTotal; returns the next piece's
-  // number.
-  static std::uint64_t Begin(transfer::Connection* to) {
-    const Deadline end = TestDeadline();
-    std::uint64_t begun = 0;
-    while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
-      begun = Fill(to, kTotal, begun, kHeld / kMaxPieceBytes + 1);
-    }
-    return begun;
   }
   abi::Notifications TakeUntil(std::string_view agent) {
     abi::Notifications taken;
@@ -143,47 +138,41 @@ TEST_F(InboxTest, ASenderThatHasFilledItsShareDoesNotKeepAnotherOut) {
   EXPECT_THAT(taken, ::testing::Contains(std::pair(std::string("one"), std::string("o"))));
 }
 
-TEST_F(InboxTest, OneSenderAtATimeExceedsItsShareByAMessage) {
-  Receive();
-  auto first = Sender("first");
-  auto second = Sender("second");
-  const std::uint64_t begun = Begin(&first);
-  const std::uint64_t stopped = Fill(&second, kTotal);
-  EXPECT_LT(stopped * kMaxPieceBytes, kHeld);
-  FillToEnd(&first, kTotal, begun);
-  (void)TakeUntil("first");
-  FillToEnd(&second, kTotal, stopped);
-  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
-}
-
-TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed) {
-  Receive();
-  auto first = Sender("first");
-  auto second = Sender("second");
-  (void)Begin(&first);
-  FillToEnd(&second, kTotal);
-  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
-  EXPECT_TRUE(first.lost());
-}
-
-TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
-  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver, std::chrono::seconds(1)));
-  auto first = Sender("first");
-  auto second = Sender("second");
-  std::uint64_t begun = Begin(&first);
-  const Deadline end = TestDeadline();
-  std::uint64_t stopped = 0;
-  // The first sends a piece now and then, so that it is not silent.
-  while (!first.lost() && !end.expired()) {
-    stopped = Fill(&second, kTotal, stopped);
-    const PieceHeader header{.sequence = begun, .offset = begun * kMaxPieceBytes, .total = kTotal};
-    auto posted = first.Notify(PieceFrame(header, std::string(kMaxPieceBytes, 'x')));
-    if (posted && posted->Wait(TestDeadline())) ++begun;
-    (void)Answered(&second, ~std::uint64_t{1}, Deadline::After(milliseconds(50)));
+TEST_F(InboxTest, ALongNotificationMayExceedItsSendersShare) {
+  Receive({.total_bytes = 3 << 20});
+  for (const char* const name : {"one", "two"}) {
+    auto sender = Sender(name);
+    FillToEnd(&sender);
+    EXPECT_EQ(TakeUntil(name).back().second.size(), kLong);
   }
-  EXPECT_TRUE(first.lost());
-  FillToEnd(&second, kTotal, stopped);
-  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
+}
+
+TEST_F(InboxTest, SendersThatStopInLongNotificationsKeepNoOtherFromItsOwn) {
+  Receive(kTight);
+  std::vector<transfer::Connection> stopped;
+  for (int i = 0; i < 4; ++i) {
+    stopped.push_back(Sender(fmt::format("stopped {}", i)));
+    FillToEnd(&stopped.back(), kLongPieces - 16);
+  }
+  auto one = Sender("one");
+  FillToEnd(&one);
+  EXPECT_EQ(TakeUntil("one").back().second.size(), kLong);
+  // The memory would not do for two of them.
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(IsClosed(&stopped[static_cast<std::size_t>(i)])) << i;
+}
+
+TEST_F(InboxTest, ASenderThatStopsInANotificationIsClosed) {
+  Receive({.silence = milliseconds(300)});
+  auto one = Sender("one");
+  MustDo(Post(&one, {.total = kMaxPieceBytes + 1}, std::string(kMaxPieceBytes, 'x')));
+  EXPECT_TRUE(IsClosed(&one));
+}
+
+TEST_F(InboxTest, ANotificationThatNoRoomCouldBeMadeForIsRefused) {
+  Receive({.sender_bytes = 1 << 20});
+  auto one = Sender("one");
+  MustDo(Post(&one, {.total = (1 << 20) + 1}, std::string(kMaxPieceBytes, 'x')));
+  EXPECT_TRUE(IsClosed(&one));
 }
 
 TEST_F(InboxTest, PeersWithMalformedHellosFillNoLog) {
