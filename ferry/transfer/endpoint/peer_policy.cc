@@ -11,15 +11,20 @@
 
 namespace ferry::transfer {
 
-Status PeerPolicy::Load() {
-  FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+Status PeerPolicy::Load(const SecretText& secret) {
+  if (secret.empty()) {
+    FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+  } else {
+    secret_.emplace(secret);
+  }
   return Ok();
 }
 
 // The route to the peer decides which interface the lane uses; the config decides whether that is
 // allowed.
-Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name) const {
-  if (!lane.same_machine && !NeedsNoProof(lane)) {
+Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name,
+                             bool has_secret) const {
+  if (!lane.same_machine && !NeedsNoProof(lane, has_secret)) {
     return Error(
         Code::kRefused,
         fmt::format("{} is on another machine and there is no secret to authenticate it; set "
@@ -34,8 +39,9 @@ Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_
                            peer_name, lane.interface, allowed));
 }
 
-Status PeerPolicy::CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process) const {
-  if (NeedsNoProof(lane->info())) return Ok();
+Status PeerPolicy::CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process,
+                                   bool has_secret) const {
+  if (NeedsNoProof(lane->info(), has_secret)) return Ok();
   errno = 0;
   if (lane->ProvePeerOnLoop(process)) return Ok();
   if (errno == EMFILE || errno == ENFILE) return ErrnoError("finding out who the peer is", errno);

@@ -253,7 +253,8 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
   }
   const Uuid own = endpoint_->id();
   // Further lanes show the token, which is sent only to a peer that has passed this.
-  FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(hello_exchange, hello.process));
+  FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(hello_exchange, hello.process,
+                                                endpoint_->policy().secret().has_value()));
   FERRY_TRY(MayConnect(*hello_exchange, arrival.peer));
   Uuid expected;
   std::memcpy(expected.bytes.data(), hello.expected, sizeof hello.expected);

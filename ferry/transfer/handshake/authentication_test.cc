@@ -67,6 +67,33 @@ TEST(Secrets, ThatCannotBeReadFailTheEndpoint) {
   EXPECT_THAT(endpoint.error().message(), HasSubstr("/not/there"));
 }
 
+// An endpoint that is created with a secret of its own.
+TEST(Secrets, OfOneEndpointAreProvedInThePlaceOfTheConfigs) {
+  const SecretText own = "the secret of one endpoint";
+  for (const Config& config : {SmallSlices(3, 2), WithSecret(kSecret)}) {
+    Endpoint server = Must(Endpoint::Create(config, nullptr, own));
+    Endpoint client = Must(Endpoint::Create(config));
+    EXPECT_EQ(client.Connect(server.address(), Soon()).error().code(), Code::kRefused);
+    ExpectRefused(client.Connect(server.address(), Soon(), "the secret of another"),
+                  "different secrets");
+    const Connection near = Must(client.Connect(server.address(), Soon(), own));
+    const Connection far = Must(server.Accept(Soon()));
+    EXPECT_EQ(near.Info().lanes.size(), 3u);
+    EXPECT_TRUE(Works(near, far));
+    // Its own connections prove it, too.
+    EXPECT_TRUE(server.Connect(server.address(), Soon()));
+  }
+}
+
+TEST(Sessions, HaveANameThatIsTheSameAtBothEndsAndAtNoOtherConnection) {
+  const Link link = MakeLink();
+  const Link other = MakeLink();
+  const Uuid session = link.near.connection->session();
+  EXPECT_FALSE(session.none());
+  EXPECT_EQ(session, link.far.connection->session());
+  EXPECT_NE(session, other.near.connection->session());
+}
+
 // ---- pending peers of an endpoint with a secret -------------------------------------------------
 
 class GuardTest : public ::testing::Test {

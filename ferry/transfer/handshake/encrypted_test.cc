@@ -91,6 +91,23 @@ TEST(Encrypted, ByCertificatesEverythingArrivesWhole) {
   ExpectMovesEverything(&link);
 }
 
+TEST(Encrypted, AnEndpointsOwnSecretIsProvedOverTlsByTheConfigs) {
+  net::TestAuthority authority;
+  const SecretText own = "the secret of one endpoint";
+  for (const Config& config : {ByKey(), authority.Use(SmallSlices(3, 2), "both")}) {
+    Link link{{Must(Endpoint::Create(config)), {}},
+              {Must(Endpoint::Create(config, nullptr, own)), {}}};
+    const EndpointAddress address = link.far.endpoint->address();
+    const auto refused = link.near.endpoint->Connect(address, Soon(), "the secret of another");
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), Code::kRefused) << refused.error().ToString();
+    link.near.connection = Must(link.near.endpoint->Connect(address, Soon(), own));
+    link.far.connection = Must(link.far.endpoint->Accept(Soon()));
+    EXPECT_TRUE(link.far.connection->Info().lanes.front().authenticated);
+    EXPECT_TRUE(Works(&link));
+  }
+}
+
 TEST(Encrypted, InTheLargeSlicesOfTheDefaultsEverythingArrivesWhole) {
   Config config = ByKey();
   config.slice_bytes = Config().slice_bytes;

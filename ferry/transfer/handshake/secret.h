@@ -27,14 +27,15 @@ class Secret {
   // a secret of a length that is not allowed, or a config that names both a file and a secret.
   static Result<std::optional<Secret>> FromConfig(const Config& config);
 
+  // A secret that is not the config's. `text`: not empty.
+  explicit Secret(SecretText text) : text_(std::move(text)) {}
+
   // HMAC over `role` and the parts with their lengths. `role` separates the statements that the two
   // sides may sign.
   Mac Sign(std::string_view role, std::initializer_list<std::span<const std::byte>> parts) const;
 
  private:
-  explicit Secret(SecretText text) : text_(std::move(text)) {}
-
-  SecretText text_;  // the config's, or the one copy of the file's
+  SecretText text_;  // shared with copies of this object
 };
 
 // The handshake frames of one lane that the proofs cover.

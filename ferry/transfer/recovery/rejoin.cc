@@ -29,7 +29,7 @@ Rejoin::Rejoin(const RecoveryContext& context, RecoveryHost* host, LaneHealth* l
       attempt_(attempt),
       deadline_(
           Deadline::After(std::min<microseconds>(kTimeout, context.config->handshake_timeout))),
-      client_handshake_(*context.secret, context.peer_name) {}
+      client_handshake_(context.secret, context.peer_name) {}
 
 Rejoin::~Rejoin() = default;
 

@@ -32,8 +32,9 @@ class RejoinTest : public ::testing::Test {
     config_.insecure = OnOff::kOn;
   }
 
-  // Over `interfaces` network paths; `near` dials over the first of them.
-  Link NewLink(std::size_t interfaces = 1) {
+  // Over `interfaces` network paths; `near` dials over the first of them. `secret`: the far side's
+  // own.
+  Link NewLink(std::size_t interfaces = 1, const SecretText& secret = {}) {
     network_.SetInterfaces(interfaces);
     FakeFaults far_away;
     far_away.another_machine = interfaces > 1;
@@ -41,10 +42,10 @@ class RejoinTest : public ::testing::Test {
     first_ = network_.connections();
     Link link{
         {Must(Endpoint::Create(near_config_.value_or(config_), network_.CreateProvider())), {}},
-        {Must(Endpoint::Create(config_, network_.CreateProvider())), {}}};
+        {Must(Endpoint::Create(config_, network_.CreateProvider(), secret)), {}}};
     const EndpointAddress address{link.far.endpoint->id(),
                                   {{FakeNetwork::kHost, link.far.endpoint->port()}}};
-    link.near.connection = Must(link.near.endpoint->Connect(address, Soon()));
+    link.near.connection = Must(link.near.endpoint->Connect(address, Soon(), secret));
     link.far.connection = Must(link.far.endpoint->Accept(Soon()));
     return link;
   }
@@ -344,6 +345,17 @@ TEST_F(RejoinTest, ReplacementsProveThatTheyKnowTheSecret) {
   ASSERT_TRUE(MovesTo(&link, {"fake", "fake", "fake1"}));
   network_.Reset(first_ + 1);
   EXPECT_TRUE(Works(&link));
+}
+
+TEST_F(RejoinTest, ReplacementsProveTheSecretThatThePeerWasDialedWith) {
+  config_.insecure = OnOff::kOff;
+  for (const char* const secret : {"", "a secret of the two of them"}) {
+    config_.secret = secret;
+    Link link = NewLink(2, "the secret of the far side");
+    ASSERT_TRUE(MovesTo(&link, {"fake", "fake", "fake1"}));
+    network_.Reset(first_ + 1);
+    EXPECT_TRUE(Works(&link));
+  }
 }
 
 TEST_F(RejoinTest, AnEndpointMayGoWhileItsLanesAreBeingReplaced) {
