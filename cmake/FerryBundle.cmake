@@ -30,7 +30,10 @@ function(ferry_bundled_module name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "OBJECTS;EXPORTS" "LAYERS;SOURCES;LIBS")
   # Endpoints choose their provider by a setting (ferry/net/choose_provider.cc).
   if("ferry_transfer" IN_LIST arg_LAYERS)
-    list(APPEND arg_LAYERS ferry_net_plugin ferry_unpack)
+    list(APPEND arg_LAYERS ferry_tcpx)
+    if(FERRY_TCPX)
+      list(APPEND arg_LAYERS ferry_tcpx_unpack)
+    endif()
   endif()
   # What fmt and spdlog have in shared libraries only.
   set(bundled "${PROJECT_SOURCE_DIR}/bindings/nccl_net/bundled.cc")

@@ -63,6 +63,13 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
              "${PROJECT_SOURCE_DIR}/cmake/public_headers.txt"
              "${PROJECT_SOURCE_DIR}/cmake/public_device_headers.txt")
 list(REMOVE_ITEM ferry_public_headers ${ferry_generated_headers})
+if(NOT FERRY_TCPX)
+  list(FILTER ferry_public_headers EXCLUDE REGEX "^ferry/tcpx/")
+endif()
+if(NOT FERRY_KERNELS)
+  list(FILTER ferry_public_headers EXCLUDE REGEX "^ferry/kernels/")
+  list(REMOVE_ITEM ferry_generated_headers ferry/kernels.h)
+endif()
 list(APPEND ferry_public_headers ${ferry_device_headers})
 list(TRANSFORM ferry_public_headers PREPEND "${PROJECT_SOURCE_DIR}/")
 list(TRANSFORM ferry_generated_headers PREPEND "${FERRY_GENERATED_DIR}/")

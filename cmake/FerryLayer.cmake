@@ -17,20 +17,22 @@ endif()
 # Builds the sources of the calling folder and its tests:
 #
 #   ferry_layer(<name> [DEPS <layer>...] [LIBS <external target>...] [TEST_DEPS <target>...]
-#               [FOLDERS <folder>...] [PROGRAM <name>] [GPU_TESTS] [ASAN_FILTER <filter>]
-#               [TSAN_FILTER <filter>])
+#               [FOLDERS <folder>...] [WITHOUT <regex>...] [PROGRAM <name>] [GPU_TESTS]
+#               [ASAN_FILTER <filter>] [TSAN_FILTER <filter>])
 #
 # *.cc become the library <name> (an interface library while there are none), testing/*.cc become
 # <name>_testing, which only tests link, *_test.cc become one executable <name>_test, and
 # *_bench.cc become <name>_bench, which only the target `benches` builds. With PROGRAM, main.cc
 # becomes that executable and the layer stays out of the installed library. *.cu go where *.cc of
 # that name would go, in builds with CUDA. With GPU_TESTS, those tests whose names begin with Gpu are
-# labelled gpu instead of unit, and run one at a time. What is in FOLDERS belongs to the layer, too.
+# labelled gpu instead of unit, and run one at a time. What is in FOLDERS belongs to the layer, too;
+# sources whose path matches a regex of WITHOUT do not.
 # Sanitizers run the suites of their subject (tests/subjects.txt), and of these only the tests of
 # ASAN_FILTER or TSAN_FILTER (as --gtest_filter has it): sweeps over sizes and formats by one thread take
 # minutes under ThreadSanitizer and find nothing.
 function(ferry_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM;ASAN_FILTER;TSAN_FILTER" "DEPS;LIBS;TEST_DEPS;FOLDERS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "GPU_TESTS" "PROGRAM;ASAN_FILTER;TSAN_FILTER"
+                        "DEPS;LIBS;TEST_DEPS;FOLDERS;WITHOUT")
   ferry_glob_sources(sources "")
   file(GLOB headers CONFIGURE_DEPENDS *.h)
   foreach(folder IN LISTS arg_FOLDERS)
@@ -38,6 +40,9 @@ function(ferry_layer name)
     file(GLOB folder_headers CONFIGURE_DEPENDS ${folder}/*.h)
     list(APPEND sources ${folder_sources})
     list(APPEND headers ${folder_headers})
+  endforeach()
+  foreach(regex IN LISTS arg_WITHOUT)
+    list(FILTER sources EXCLUDE REGEX "${regex}")
   endforeach()
   set(tests ${sources})
   set(benches ${sources})

@@ -1,63 +1,74 @@
 #!/usr/bin/env python3
 """Checks the rules about the source tree that no compiler knows.
 
-usage: check_layers.py [SOURCE_ROOT]     (the folder that holds ferry/ and bindings/; default: this
-                                          checkout)
+usage: check_layers.py [--part] [SOURCE_ROOT]     (the folder that holds ferry/ and bindings/; default:
+                                                   this checkout)
 
-Prints one line per violation and exits 1 if there is any.
+A rule that no file of the tree needs is a violation, except with --part, for a tree of some files. Prints
+one line per violation and exits 1 if there is any.
 """
 import pathlib
 import re
 import sys
 
 # A subcommand of the program includes no other; what they share is in support.
-TOOL_ROOMS = ("bench", "doctor", "info", "pages", "perf", "support", "transfer")
-TOOLS = {"core", "cuda", "copy", "unpack", "kernels", "net", "net/tcp", "net/plugin", "transfer"}
+TOOLS = {
+    "": {"core"},
+    "/bench": {"core", "cuda", "cuda/prim", "copy", "kernels", "tcpx/unpack"},
+    "/doctor": {"core", "net", "net/tcp", "tcpx", "transfer"},
+    "/info": {"core", "cuda", "net", "net/tcp", "tcpx", "transfer"},
+    "/pages": {"core"},
+    "/perf": {"core", "cuda", "copy", "net", "net/tcp", "tcpx", "transfer"},
+    "/transfer": {"core", "net", "transfer"},
+}
 # The rooms of transfer, and the rooms that each may include. All know the value types of the public
 # handles (TRANSFER_VALUES), and no handle.
 TRANSFER_ROOMS = {
-    "handshake": set(),
-    "memory": {"handshake"},
-    "gpu": {"handshake", "memory"},
-    "stats": set(),
-    "recovery": {"handshake", "stats"},
-    "engine": {"handshake", "memory", "gpu", "stats", "recovery"},
-    "endpoint": {"handshake", "memory", "gpu", "stats", "recovery", "engine"},
+    "": ("core cuda copy net", "handshake gpu engine endpoint"),
+    "/handshake": ("core net", ""),
+    "/memory": ("core copy", "handshake"),
+    "/gpu": ("core cuda copy net", "handshake memory"),
+    "/stats": ("core net", ""),
+    "/recovery": ("core net", "handshake stats"),
+    "/engine": ("core cuda copy net", "handshake memory gpu stats recovery"),
+    "/endpoint": ("core net", "handshake memory gpu stats recovery engine"),
 }
-TRANSFER = {"core", "cuda", "copy", "unpack", "net"}
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",
                                                    "readiness.h", "region.h")}
-# Files that set connections up and still call the endpoint itself, and doctor, which reads the secret.
-EXCEPTIONS = {("tools/doctor/settings.cc", "transfer/handshake/secret.h"),
-              *((f"transfer/handshake/{name}.cc", "transfer/endpoint/endpoint_core.h")
-                for name in ("dialer", "server_handshake", "server_handshake_rejoin"))}
-# Who may include whom. A folder that is not listed here is an error, so a new layer is a decision.
-ALLOWED = {
-    "": {"core", "cuda", "copy", "transfer"},  # ferry/ferry.h, which nothing of ours includes
-    "core": set(),
-    "prim": set(),
-    "cuda": {"core"},
-    "copy": {"core", "cuda"},
-    "unpack": {"core", "cuda", "copy"},
-    "kernels": {"core", "cuda"},
-    "net": {"core"},
-    "net/tcp": {"core", "net"},
-    "net/plugin": {"core", "cuda", "copy", "unpack", "net"},
-    "transfer": TRANSFER | {"transfer/" + room for room in TRANSFER_ROOMS},
-    **{"transfer/" + room: TRANSFER | {"transfer/" + below for below in rooms}
-       for room, rooms in TRANSFER_ROOMS.items()},
-    "bindings/python": {"core", "cuda", "transfer", "kernels"},
-    "bindings/nccl_net": {"core", "cuda", "copy", "net", "net/plugin"},
-    "bindings/nixl": {"core", "copy", "transfer"},
-    "tools": TOOLS | {"tools/" + room for room in TOOL_ROOMS},
-    **{"tools/" + room: TOOLS | {"tools/support"} for room in TOOL_ROOMS},
+# Includes beyond the table: a file, and what it includes. The lists of built-in providers name each of
+# them, through its factory; doctor reads the secret.
+EXCEPTIONS = {
+    ("net/builtin.cc", "net/tcp/factory.h"),
+    ("net/choose_provider.cc", "tcpx/factory.h"),
+    ("tools/doctor/settings.cc", "transfer/handshake/secret.h"),
 }
-PRIM_USERS = {"copy", "unpack", "kernels", "tools/bench"}  # in device code only
+# Who may include whom. A folder that is not listed here is an error, so a new layer is a decision; an
+# arrow that no file uses is one, too.
+ALLOWED = {
+    "": {"core", "transfer"},  # ferry/ferry.h, which nothing of ours includes
+    "core": set(),
+    "cuda": {"core"},
+    "cuda/prim": set(),
+    "copy": {"core", "cuda", "cuda/prim"},
+    "kernels": {"core", "cuda", "cuda/prim"},
+    "net": {"core"},
+    "net/nccl_abi": set(),
+    "net/tcp": {"core", "net"},
+    "tcpx": {"core", "cuda", "copy", "net", "net/nccl_abi", "tcpx/unpack"},
+    "tcpx/unpack": {"core", "cuda", "cuda/prim", "copy"},
+    **{"transfer" + room: {*below.split(), *("transfer/" + name for name in rooms.split())}
+       for room, (below, rooms) in TRANSFER_ROOMS.items()},
+    "bindings/python": {"core", "cuda", "transfer", "kernels"},
+    "bindings/nccl_net": {"core", "net", "net/nccl_abi"},
+    "bindings/nixl": {"core", "copy", "transfer"},
+    "tools/support": {"core", "cuda", "net", "tcpx", "transfer"},
+    **{"tools" + room: {"tools/support", *below} for room, below in TOOLS.items()},
+}
 DEVICE_SUFFIXES = {".cu", ".cuh"}
 SUFFIXES = {".h", ".cc"} | DEVICE_SUFFIXES
 SOURCES = ("ferry", "bindings")
 
-CAST_LAYERS = {"prim", "cuda", "net/tcp"}
+CAST_LAYERS = {"cuda/prim", "cuda", "net/tcp"}
 COMMENT_REACH = 3  # lines above, for the rules that ask for a comment
 
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
@@ -94,13 +105,9 @@ def may_include(path, target):
         return True
     if mine.startswith("transfer/") and other == "transfer":
         return target.as_posix() in TRANSFER_VALUES
-    if other == mine or other in ALLOWED.get(mine, set()):
-        return True
-    if other == "prim":
-        return mine in PRIM_USERS and path.suffix in DEVICE_SUFFIXES
-    # The lists of built-in providers name each of them, through its factory only.
-    return (path.as_posix() in ("net/builtin.cc", "net/choose_provider.cc") and other.startswith("net/")
-            and target.name == "factory.h")
+    if other == "cuda/prim" and path.suffix not in DEVICE_SUFFIXES:
+        return False
+    return other == mine or other in ALLOWED.get(mine, set())
 
 
 def check_include(path, line):
@@ -137,12 +144,12 @@ def may_cast(path):
 
 def check_code(path, lines, index):
     code = lines[index].split("//")[0]
-    if ASM.search(code) and layer_of(path) != "prim":
-        yield "asm belongs in prim"
+    if ASM.search(code) and layer_of(path) != "cuda/prim":
+        yield "asm belongs in cuda/prim"
     if is_test(path) or has_comment(lines, index):
         return
     if CAST.search(code) and not may_cast(path):
-        yield "reinterpret_cast outside wire, abi, prim, cuda and net/tcp needs a comment saying why"
+        yield "reinterpret_cast outside wire, abi, cuda and net/tcp needs a comment saying why"
     if SHARED.search(code):
         yield "a shared_ptr needs a comment saying who shares it and why"
 
@@ -174,22 +181,47 @@ def check_own_header(root, file):
         yield number, f"the first include has to be {header}, which shows that it can be included alone"
 
 
-def check_tree(root):
+def sources(root):
+    """(file, its path as layers have it) of each source."""
     files = [file for folder in SOURCES for file in sorted((root / folder).rglob("*"))]
     for file in files:
         if file.is_file() and file.suffix in SUFFIXES:
-            path = named(pathlib.PurePosixPath(file.relative_to(root).as_posix()))
-            found = [*check_file(path, file.read_text(encoding="utf-8")), *check_own_header(root, file)]
-            for number, message in found:
-                yield f"{file.relative_to(root)}:{number}: {message}"
+            yield file, named(pathlib.PurePosixPath(file.relative_to(root).as_posix()))
+
+
+def check_tree(root):
+    for file, path in sources(root):
+        found = [*check_file(path, file.read_text(encoding="utf-8")), *check_own_header(root, file)]
+        for number, message in found:
+            yield f"{file.relative_to(root)}:{number}: {message}"
+
+
+def check_tables(root):
+    """Yields a message for each rule of the tables that no file of the tree needs."""
+    used = {(path, named(pathlib.PurePosixPath(match.group(1))))
+            for file, path in sources(root) if not is_test(path)
+            for match in map(INCLUDE.match, file.read_text(encoding="utf-8").splitlines()) if match}
+    pairs = {(path.as_posix(), target.as_posix()) for path, target in used}
+    arrows = {(layer_of(path), layer_of(target)) for path, target in used
+              if (path.as_posix(), target.as_posix()) not in EXCEPTIONS}
+    for layer, below in ALLOWED.items():
+        for other in sorted(below):
+            if (layer, other) not in arrows:
+                yield f"ALLOWED: no file of {layer or 'ferry.h'} includes one of {other}: remove the arrow"
+    for file, included in sorted(EXCEPTIONS - pairs):
+        yield f"EXCEPTIONS: {file} does not include {included}: remove the exception"
+    for value in sorted(TRANSFER_VALUES - {target for path, target in pairs if path.startswith("transfer/")}):
+        yield f"TRANSFER_VALUES: no room of transfer includes {value}: remove it"
 
 
 def main():
     default = pathlib.Path(__file__).resolve().parent.parent
-    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    part = sys.argv[1:2] == ["--part"]
+    arguments = sys.argv[2 if part else 1:]
+    root = pathlib.Path(arguments[0]) if arguments else default
     if not any((root / folder).is_dir() for folder in SOURCES):
         sys.exit(f"check_layers.py: no ferry/ in {root}")
-    violations = list(check_tree(root))
+    violations = [*check_tree(root), *([] if part else check_tables(root))]
     for violation in violations:
         print(violation)
     sys.exit(1 if violations else 0)

@@ -34,7 +34,7 @@ OPTIONAL = {"ferry/cuda/real/": "layers/cuda/real/", "bindings/python/": "layers
 # exclude their headers.
 # Two test programs have helpers of the same names as others in their folder.
 ALONE = {"tests/cli/transfer_safety_test.cc", "tests/peer_failure/peer_late_read_test.cc",
-         "ferry/net/tcp/path_stats.cc", "ferry/net/plugin/tests/toy_plugin.cc",
+         "ferry/net/tcp/path_stats.cc", "ferry/tcpx/tests/toy_plugin.cc",
          "bindings/nccl_net/bundled.cc", "bindings/nccl_net/tests/nccl_net_bench.cc"}
 # Over a third of the time of all.
 SLOW = ("performance-unnecessary-value-param", "bugprone-reserved-identifier", "bugprone-stringview-nullptr")

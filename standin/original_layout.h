@@ -1,6 +1,6 @@
 // Structures that GPUDirect-TCPX (plugin 3.1.9) keeps behind its handles, as the plugin writes
 // them. Written for the stand-in from the description of the plugin and not shared with
-// ferry/net/plugin, which reads them, so that a wrong offset on one side shows as a mismatch.
+// ferry/tcpx, which reads them, so that a wrong offset on one side shows as a mismatch.
 // Offsets are for LP64.
 #pragma once
 #include <cstddef>

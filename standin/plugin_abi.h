@@ -1,5 +1,5 @@
 // Version 7 of NCCL's network plugin interface as a plugin sees it. Written for the stand-in from
-// the description of NCCL's plugin headers and not shared with ferry/net/plugin, which drives it,
+// the description of NCCL's plugin headers and not shared with ferry/tcpx, which drives it,
 // so that a wrong offset on one side shows as a mismatch. Offsets are for LP64.
 #pragma once
 #include <cstddef>

@@ -15,7 +15,7 @@ const char* ferry_standin_last_misuse();
 void ferry_standin_reset();
 // Bytes in use over all bounce pools; 0 once everything is consumed.
 unsigned long ferry_standin_pages_in_use();
-// For hosts, as ferry/net/plugin/plugin.h has it; the original has no such function. The bytes of
+// For hosts, as ferry/tcpx/host/plugin.h has it; the original has no such function. The bytes of
 // the pool that begins there; 0 where none does.
 unsigned long long ferry_net_pool_bytes(const void* pool);
 // NOLINTEND(readability-identifier-naming)

@@ -9,7 +9,7 @@
 
 #include "bindings/nccl_net/report.h"
 #include "ferry/core/config.h"
-#include "ferry/net/plugin/abi.h"
+#include "ferry/net/nccl_abi/abi.h"
 
 // NCCL 2.28 and later load the library named by NCCL_ENV_PLUGIN before they read any other
 // variable. With NCCL_ENV_PLUGIN in place of NCCL_NET_PLUGIN, this library names itself as the

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "bindings/nccl_net/comm.h"
-#include "ferry/net/plugin/abi_v12.h"
+#include "ferry/net/nccl_abi/abi_v12.h"
 
 // The plugin's functions in the form of the newest version; table_v7.cc to table_v12.cc adapt them
 // to each version. All return an abi::Outcome and let no exception out. None blocks on a peer; the

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "ferry/core/result.h"
-#include "ferry/net/plugin/abi.h"
+#include "ferry/net/nccl_abi/abi.h"
 
 // Lines that the plugin writes to NCCL's log, and the results of its calls. NCCL's logger may block
 // for good, so a thread of its own writes the lines, in order; nobody else waits for it, but

@@ -1,6 +1,6 @@
 // The plugin's table for version 10.
 #include "bindings/nccl_net/table_forms.h"
-#include "ferry/net/plugin/abi_v10.h"
+#include "ferry/net/nccl_abi/abi_v10.h"
 
 namespace ferry::nccl_net {
 namespace {

@@ -1,6 +1,6 @@
 // The plugin's table for version 12.
 #include "bindings/nccl_net/table_forms.h"
-#include "ferry/net/plugin/abi_v12.h"
+#include "ferry/net/nccl_abi/abi_v12.h"
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name

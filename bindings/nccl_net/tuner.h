@@ -2,7 +2,7 @@
 #pragma once
 #include <cstddef>
 
-#include "ferry/net/plugin/abi.h"
+#include "ferry/net/nccl_abi/abi.h"
 
 // NCCL asks a tuner which algorithm, and how many channels, to use for a collective; it also looks
 // for a tuner in its network's library. Ours withdraws the choices that NCCL bases on the devices

@@ -12,7 +12,7 @@
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
-#include "ferry/net/plugin/abi.h"
+#include "ferry/net/nccl_abi/abi.h"
 
 // Bytes that go from one process to another: in NCCL's handles, and as the metadata of frames.
 // Little-endian. A frame of another version ends its lane.

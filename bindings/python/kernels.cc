@@ -306,6 +306,7 @@ void BindAttention(nb::module_& module) {
 
 void BindKernels(nb::module_& module) {
   nb::module_ kernels = module.def_submodule("kernels");
+  kernels.attr("is_built") = true;
 #ifdef FERRY_HAVE_CUDA
   kernels.attr("has_device_code") = true;
 #else

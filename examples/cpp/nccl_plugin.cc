@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
-#include "ferry/net/plugin/abi_v7.h"
-#include "ferry/net/plugin/tcpx_layout.h"
+#include "ferry/net/nccl_abi/abi_v7.h"
+#include "ferry/tcpx/host/tcpx_layout.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include "ferry/copy/block_kernel.h"
 #include "ferry/copy/block_rounds.cuh"
 #include "ferry/cuda/launch.cuh"
-#include "ferry/prim/warp_copy.cuh"
+#include "ferry/cuda/prim/warp_copy.cuh"
 
 namespace ferry {
 namespace {

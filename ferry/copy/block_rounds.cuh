@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "ferry/copy/block_kernel.h"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/warp_copy.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/warp_copy.cuh"
 
 namespace ferry {
 

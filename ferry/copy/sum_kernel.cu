@@ -3,7 +3,7 @@
 #include "ferry/copy/sum_kernel.h"
 #include "ferry/core/crc32c_parts.h"
 #include "ferry/cuda/launch.cuh"
-#include "ferry/prim/warp_copy.cuh"
+#include "ferry/cuda/prim/warp_copy.cuh"
 
 namespace ferry {
 namespace {

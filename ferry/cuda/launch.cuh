@@ -23,7 +23,7 @@ struct LaunchConfig {
   // itself (griddepcontrol.wait; cudaLaunchAttributeProgrammaticStreamSerialization). Ignored where
   // the kernel's code is for less than compute capability 9, which would not wait.
   bool early = false;
-  // Consecutive blocks that form a cluster, 1 to 8, and divide the grid (prim/cluster.cuh;
+  // Consecutive blocks that form a cluster, 1 to 8, and divide the grid (cuda/prim/cluster.cuh;
   // cudaLaunchAttributeClusterDimension). Above 1 only for code for compute capability 9 or more.
   unsigned cluster = 1;
 };

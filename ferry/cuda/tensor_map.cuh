@@ -9,7 +9,7 @@
 #include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
 
-// Tensor maps that kernels need for TMA copies of tiles (ferry/prim/tma.cuh), for .cu files in
+// Tensor maps that kernels need for TMA copies of tiles (ferry/cuda/prim/tma.cuh), for .cu files in
 // builds with CUDA; implemented in real/tensor_map.cc.
 namespace ferry::cuda {
 

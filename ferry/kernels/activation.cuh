@@ -3,7 +3,7 @@
 // instructions of the slow unit for each element, and no branches for subnormal numbers, which
 // would as much as double the cost of an element.
 #pragma once
-#include "ferry/prim/float_math.cuh"
+#include "ferry/cuda/prim/float_math.cuh"
 
 namespace ferry::kernels {
 

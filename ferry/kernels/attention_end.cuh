@@ -1,7 +1,7 @@
 // The end of a row of attention: its sink joins the softmax, and its logarithm is kept.
 #pragma once
+#include "ferry/cuda/prim/float_math.cuh"
 #include "ferry/kernels/attention_argument.h"
-#include "ferry/prim/float_math.cuh"
 
 namespace ferry::kernels {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "ferry/cuda/prim/float_math.cuh"
 #include "ferry/kernels/device_number.cuh"
-#include "ferry/prim/float_math.cuh"
 
 namespace ferry::kernels {
 

@@ -1,13 +1,13 @@
 // One step of attention over a tile of keys, by a warp, as in FlashAttention-2 (Dao 2023,
 // algorithm 1): scores and output stay in registers, and a running maximum and sum per row make
-// the softmax. Uses the fragments of prim/mma.cuh.
+// the softmax. Uses the fragments of cuda/prim/mma.cuh.
 #pragma once
+#include "ferry/cuda/prim/float_math.cuh"
+#include "ferry/cuda/prim/mma.cuh"
+#include "ferry/cuda/prim/shared_tile.cuh"
+#include "ferry/cuda/prim/warp_copy.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/soft_cap.h"
-#include "ferry/prim/float_math.cuh"
-#include "ferry/prim/mma.cuh"
-#include "ferry/prim/shared_tile.cuh"
-#include "ferry/prim/warp_copy.cuh"
 
 namespace ferry::kernels {
 
@@ -155,7 +155,8 @@ struct WarpAttention {
         const int seen = seen_of(16 * t + 8 * (i / 2) + lane / 4);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
-          // C's layout (prim/mma.cuh): i / 2 is the half of the rows, i % 2 the column of the pair.
+          // C's layout (cuda/prim/mma.cuh): i / 2 is the half of the rows, i % 2 the column of the
+          // pair.
           if (8 * n + lane % 4 * 2 + i % 2 >= seen) scores[t][n][i] = -INFINITY;
         }
       }

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "ferry/cuda/prim/packed.cuh"
 #include "ferry/kernels/tensor.h"
-#include "ferry/prim/packed.cuh"
 
 namespace ferry::kernels {
 

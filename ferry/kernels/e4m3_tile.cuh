@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ferry/cuda/prim/cp_async.cuh"
+#include "ferry/cuda/prim/shared_tile.cuh"
+#include "ferry/cuda/prim/warp_copy.cuh"
 #include "ferry/kernels/attention_tile.cuh"
 #include "ferry/kernels/device_number.cuh"
-#include "ferry/prim/cp_async.cuh"
-#include "ferry/prim/shared_tile.cuh"
-#include "ferry/prim/warp_copy.cuh"
 
 namespace ferry::kernels {
 

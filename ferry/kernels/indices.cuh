@@ -1,8 +1,8 @@
 // Device loads of slots, positions and rows of angles, in the types that engines keep them in.
 #pragma once
+#include "ferry/cuda/prim/packed.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/indices.h"
-#include "ferry/prim/packed.cuh"
 
 namespace ferry::kernels {
 

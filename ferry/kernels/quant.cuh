@@ -1,8 +1,8 @@
 // Device code of e4m3 results: a row's scale, and the largest magnitude that it follows from.
 #pragma once
+#include "ferry/cuda/prim/reduce.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/quant.h"
-#include "ferry/prim/reduce.cuh"
 
 namespace ferry::kernels {
 

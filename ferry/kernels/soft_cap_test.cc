@@ -11,7 +11,7 @@ namespace ferry::kernels {
 namespace {
 
 // The largest relative error of SoftCapTanh(x), where 2^x and 1 / x are off by as much as
-// ex2.approx and rcp.approx may be (prim/float_math.cuh).
+// ex2.approx and rcp.approx may be (cuda/prim/float_math.cuh).
 double WorstErrorAt(float x) {
   double worst = 0;
   for (const float of_power : {-0x1p-22F, 0.0F, 0x1p-22F}) {

@@ -5,7 +5,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/net/builtin.h"
-#include "ferry/net/plugin/factory.h"
+#include "ferry/tcpx/factory.h"
 
 namespace ferry::net {
 

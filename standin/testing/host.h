@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "ferry/net/plugin/abi_v7.h"
-#include "ferry/net/plugin/tcpx_layout.h"
+#include "ferry/net/nccl_abi/abi_v7.h"
+#include "ferry/tcpx/host/tcpx_layout.h"
 #include "standin/testing/library_copy.h"
 #include "standin/testing/pages.h"
 

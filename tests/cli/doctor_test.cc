@@ -151,6 +151,14 @@ TEST(Doctor, WrongVariablesAreForItToTellAndWrongOptionsAreUsage) {
   EXPECT_EQ(ExitOf(FerryWith({}, {"doctor", "--peer", "127.0.0.1:port"})), 2);
 }
 
+#ifdef FERRY_WITHOUT_TCPX
+TEST(Doctor, AProblemWhereGpuDirectTcpxIsAskedForAndNotBuilt) {
+  EXPECT_EQ(RunBy(FerryWith({}, {"doctor", "--json"})).verdict("tcpx"), "skipped");
+  const Context asked = RunBy(FerryWith({}, {"doctor", "--tcpx", "--json"}));
+  EXPECT_EQ(asked.verdict("tcpx"), "problem") << asked.report;
+  EXPECT_THAT(asked.evidence("tcpx"), HasSubstr("FERRY_TCPX=OFF"));
+}
+#else
 TEST(Doctor, GpuDirectTcpxIsOneLineUnlessAskedFor) {
   const Context context = RunBy(FerryWith({}, {"doctor", "--json"}));
   EXPECT_EQ(context.verdict("tcpx"), "skipped") << context.report;
@@ -164,6 +172,15 @@ TEST(Doctor, GpuDirectTcpxIsOneLineUnlessAskedFor) {
   EXPECT_EQ(asked.exit_code, 6);
 }
 
+TEST(Doctor, APluginThatIsNamedIsLookedFor) {
+  const Context context =
+      RunBy(FerryWith({"FERRY_NET_PLUGIN=/nowhere/p.so"}, {"doctor", "--json"}));
+  EXPECT_EQ(context.verdict("settings"), "ok") << context.report;
+  EXPECT_EQ(context.verdict("tcpx_plugin"), "problem");
+  EXPECT_THAT(context.evidence("tcpx_plugin"), HasSubstr("/nowhere/p.so"));
+}
+#endif
+
 TEST(Doctor, NixlIsOneLineUnlessAskedFor) {
   EXPECT_EQ(RunBy(FerryWith({}, {"doctor", "--json"})).verdict("nixl"), "skipped");
   const Context asked =
@@ -172,14 +189,6 @@ TEST(Doctor, NixlIsOneLineUnlessAskedFor) {
   EXPECT_EQ(asked.verdict("nixl_plugin"), "problem") << asked.report;
   EXPECT_THAT(asked.evidence("nixl_plugin_dir"), HasSubstr("NIXL_PLUGIN_DIR: /nowhere"));
   EXPECT_EQ(asked.exit_code, 6);
-}
-
-TEST(Doctor, APluginThatIsNamedIsLookedFor) {
-  const Context context =
-      RunBy(FerryWith({"FERRY_NET_PLUGIN=/nowhere/p.so"}, {"doctor", "--json"}));
-  EXPECT_EQ(context.verdict("settings"), "ok") << context.report;
-  EXPECT_EQ(context.verdict("tcpx_plugin"), "problem");
-  EXPECT_THAT(context.evidence("tcpx_plugin"), HasSubstr("/nowhere/p.so"));
 }
 
 // ---- networks of our own ------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 #include <cctype>
 
 #include "ferry/core/check.h"
-#include "ferry/net/plugin/lane_hello_wire.h"
+#include "ferry/tcpx/lane/lane_hello_wire.h"
 #include "tests/fuzz/script.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests that check_layers.py accepts valid trees and reports each kind of violation."""
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -7,6 +8,15 @@ import tempfile
 import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "check_layers.py"
+
+
+def rules(**tables):
+    """The script as a module, with other tables."""
+    spec = importlib.util.spec_from_file_location("check_layers", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    vars(module).update({"EXCEPTIONS": set(), "TRANSFER_VALUES": set(), **tables})
+    return module
 
 
 class CheckLayers(unittest.TestCase):
@@ -18,7 +28,7 @@ class CheckLayers(unittest.TestCase):
             file.write_text(text, encoding="utf-8")
             for name in beside:
                 (file.parent / name).touch()
-            done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True,
+            done = subprocess.run([sys.executable, SCRIPT, "--part", root], capture_output=True, text=True,
                                   timeout=30, check=False)
         self.assertEqual(done.stderr, "")
         self.assertEqual(done.returncode, 1 if done.stdout else 0)
@@ -43,10 +53,17 @@ class CheckLayers(unittest.TestCase):
         self.assertIn("transfer may not include", out)
 
     def test_unpack_knows_of_copies_and_of_no_network(self):
-        self.assertEqual(self.check("ferry/unpack/a.cc", '#include "ferry/copy/block_list.h"\n'), "")
-        self.assertEqual(self.check("ferry/net/plugin/a.cc", '#include "ferry/unpack/a.h"\n'), "")
-        out = self.check("ferry/unpack/a.cc", '#include "ferry/net/provider.h"\n')
-        self.assertIn("unpack may not include", out)
+        self.assertEqual(self.check("ferry/tcpx/unpack/a.cc", '#include "ferry/copy/block_list.h"\n'), "")
+        for room in ("", "host/", "lane/"):
+            self.assertEqual(self.check(f"ferry/tcpx/{room}a.cc", '#include "ferry/tcpx/unpack/a.h"\n'), "")
+        out = self.check("ferry/tcpx/unpack/a.cc", '#include "ferry/net/provider.h"\n')
+        self.assertIn("tcpx/unpack may not include", out)
+
+    def test_transfer_knows_neither_the_host_of_plugins_nor_kernels(self):
+        for folder in ("transfer", "transfer/engine", "transfer/endpoint"):
+            for other in ("tcpx/factory.h", "tcpx/host/plugin.h", "kernels/tensor.h"):
+                out = self.check(f"ferry/{folder}/a.cc", f'#include "ferry/{other}"\n')
+                self.assertIn(f"{folder} may not include ferry/{other}", out)
 
     def test_only_the_provider_list_names_providers_and_only_their_factories(self):
         factory = '#include "ferry/net/tcp/factory.h"\n'
@@ -65,7 +82,7 @@ class CheckLayers(unittest.TestCase):
         self.assertIn("'bindings' is not a layer", self.check("bindings/other/a.cc", ""))
 
     def test_prim_is_for_device_code_only(self):
-        prim = '#include "ferry/prim/ldst.cuh"\n'
+        prim = '#include "ferry/cuda/prim/ldst.cuh"\n'
         self.assertEqual(self.check("ferry/copy/kernel.cu", prim), "")
         self.assertIn("copy may not include", self.check("ferry/copy/host.cc", prim))
 
@@ -98,8 +115,8 @@ class CheckLayers(unittest.TestCase):
 
     def test_asm_is_for_prim(self):
         asm = 'asm volatile("nop");\n'
-        self.assertEqual(self.check("ferry/prim/nop.cuh", asm), "")
-        self.assertIn("asm belongs in prim", self.check("ferry/copy/a.cc", asm))
+        self.assertEqual(self.check("ferry/cuda/prim/nop.cuh", asm), "")
+        self.assertIn("asm belongs in cuda/prim", self.check("ferry/copy/a.cc", asm))
         self.assertEqual(self.check("ferry/copy/a.cc", "// asm (as in prim)\n"), "")
 
     def test_reinterpret_cast_outside_the_edges_needs_a_comment(self):
@@ -115,6 +132,47 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(self.check("ferry/transfer/a.h", "// outlives the endpoint\n" + member), "")
         parameter = "void Run(std::shared_ptr<Loop> loop);\n"
         self.assertEqual(self.check("ferry/transfer/a.h", parameter), "")
+
+    def check_tables(self, files, **tables):
+        """The rules of these tables that a tree of these files does not need."""
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in files.items():
+                file = pathlib.Path(root) / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+            return list(rules(**tables).check_tables(pathlib.Path(root)))
+
+    def test_an_allowed_arrow_that_no_file_uses_is_reported(self):
+        allowed = {"core": set(), "net": {"core"}, "net/tcp": {"core", "net"}}
+        net, tcp = '#include "ferry/core/fd.h"\n', '#include "ferry/net/provider.h"\n'
+        files = {"ferry/net/a.cc": net, "ferry/net/tcp/a.cc": net + tcp}
+        self.assertEqual(self.check_tables(files, ALLOWED=allowed), [])
+        files["ferry/net/tcp/a.cc"] = net
+        unused = "ALLOWED: no file of net/tcp includes one of net: remove the arrow"
+        self.assertEqual(self.check_tables(files, ALLOWED=allowed), [unused])
+        files["ferry/net/tcp/a_test.cc"] = tcp  # tests may include anything: they use no arrow
+        self.assertEqual(self.check_tables(files, ALLOWED=allowed), [unused])
+
+    def test_an_exception_for_a_file_that_is_not_there_is_reported(self):
+        pair = ("net/builtin.cc", "net/tcp/factory.h")
+        files = {"ferry/net/builtin.cc": '#include "ferry/net/tcp/factory.h"\n'}
+        tables = {"ALLOWED": {"net": set(), "net/tcp": set()}, "EXCEPTIONS": {pair}}
+        self.assertEqual(self.check_tables(files, **tables), [])
+        gone = "EXCEPTIONS: net/builtin.cc does not include net/tcp/factory.h: remove the exception"
+        self.assertEqual(self.check_tables({}, **tables), [gone])
+        self.assertEqual(self.check_tables({"ferry/net/builtin.cc": ""}, **tables), [gone])
+
+    def test_an_exception_uses_no_arrow(self):
+        pair = ("net/builtin.cc", "net/tcp/factory.h")
+        files = {"ferry/net/builtin.cc": '#include "ferry/net/tcp/factory.h"\n'}
+        tables = {"ALLOWED": {"net": {"net/tcp"}, "net/tcp": set()}, "EXCEPTIONS": {pair}}
+        self.assertIn("no file of net includes one of net/tcp", self.check_tables(files, **tables)[0])
+
+    def test_a_value_that_no_room_of_transfer_includes_is_reported(self):
+        tables = {"ALLOWED": {"transfer/gpu": set()}, "TRANSFER_VALUES": {"transfer/path.h"}}
+        files = {"ferry/transfer/gpu/a.cc": '#include "ferry/transfer/path.h"\n'}
+        self.assertEqual(self.check_tables(files, **tables), [])
+        self.assertIn("no room of transfer includes transfer/path.h", self.check_tables({}, **tables)[0])
 
 
 if __name__ == "__main__":

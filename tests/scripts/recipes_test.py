@@ -99,7 +99,7 @@ def main():
             sys.exit("the documents have no recipes")
         rules = into / "scripts/check_layers.py"  # with the row that a recipe adds
         checked = subprocess.run([sys.executable, rules if rules.is_file() else ROOT / "scripts" /
-                                  rules.name, into], check=False, capture_output=True, text=True)
+                                  rules.name, "--part", into], check=False, capture_output=True, text=True)
         if checked.returncode:
             sys.exit(f"the recipes break a rule of layers:\n{checked.stdout}{checked.stderr}")
         if not options.compiler:

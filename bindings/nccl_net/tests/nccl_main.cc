@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "bindings/nccl_net/tests/nccl_peer.h"
-#include "ferry/net/plugin/abi.h"
+#include "ferry/net/nccl_abi/abi.h"
 #include "tests/support/peer_process.h"
 
 // As NCCL's: the plugin finds it in the object that its logger belongs to. All tables of a process

@@ -13,8 +13,8 @@
 #include "bindings/nccl_net/tests/testing/nccl_host.h"
 #include "bindings/nccl_net/tuner.h"
 #include "bindings/nccl_net/wire.h"
-#include "ferry/net/plugin/abi_v12.h"
-#include "ferry/net/plugin/abi_v9.h"
+#include "ferry/net/nccl_abi/abi_v12.h"
+#include "ferry/net/nccl_abi/abi_v9.h"
 
 namespace ferry::nccl_net {
 namespace {

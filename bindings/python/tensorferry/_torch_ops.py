@@ -118,6 +118,8 @@ def _op(schema, fake):
         name, _, rest = schema.partition("(")
         plain = f"_{name}_without_autograd"
         _names.append(name)
+        if not _kernels.is_built:
+            function = getattr(_formulas, name)
         is_native = _define(name, name, rest, function, fake)
         if is_native and "!" in rest:
             _library.impl(name, _telling_autograd(name), "ADInplaceOrView", with_keyset=True)

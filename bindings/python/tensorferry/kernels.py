@@ -16,8 +16,11 @@ try:
 except ImportError:
     torch = None
 
-# Whether the ops are our kernels, and not torch's formulas in their place.
-KERNELS_AVAILABLE = os.environ.get("TENSORFERRY_DISABLE_KERNELS", "") in ("", "0")
+# Whether the ops are our kernels, and not torch's formulas in their place, as in a package that was
+# built with FERRY_KERNELS=OFF.
+KERNELS_AVAILABLE = _core.kernels.is_built and os.environ.get(
+    "TENSORFERRY_DISABLE_KERNELS", ""
+) in ("", "0")
 
 if torch is not None:
     from tensorferry import _formulas, _torch_ops

@@ -4,6 +4,8 @@
 #include <type_traits>
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/pipeline.cuh"
 #include "ferry/kernels/attention_argument.h"
 #include "ferry/kernels/attention_decode/attention_decode.h"
 #include "ferry/kernels/attention_decode/decode_layout.h"
@@ -11,8 +13,6 @@
 #include "ferry/kernels/attention_parts.cuh"
 #include "ferry/kernels/attention_tile.cuh"
 #include "ferry/kernels/e4m3_tile.cuh"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/pipeline.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -1,10 +1,10 @@
 // Kernel of the merge of attention states.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
 #include "ferry/kernels/attention_merge/attention_merge_plan.h"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/tiles.cuh"
-#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -4,11 +4,11 @@
 #include <type_traits>
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/pipeline.cuh"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_prefill/prefill_block.cuh"
 #include "ferry/kernels/attention_tile.cuh"
 #include "ferry/kernels/e4m3_tile.cuh"
-#include "ferry/prim/pipeline.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -5,13 +5,13 @@
 #pragma once
 #include <cstdint>
 
+#include "ferry/cuda/prim/mbarrier.cuh"
+#include "ferry/cuda/prim/named_barrier.cuh"
+#include "ferry/cuda/prim/panel_tile.cuh"
+#include "ferry/cuda/prim/tma.cuh"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_prefill/prefill_block.cuh"
 #include "ferry/kernels/attention_prefill/wgmma_sm90_place.cuh"
-#include "ferry/prim/mbarrier.cuh"
-#include "ferry/prim/named_barrier.cuh"
-#include "ferry/prim/panel_tile.cuh"
-#include "ferry/prim/tma.cuh"
 
 namespace ferry::kernels {
 

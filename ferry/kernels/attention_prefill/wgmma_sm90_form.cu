@@ -6,12 +6,12 @@
 #include <numeric>
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
 #include "ferry/cuda/tensor_map.cuh"
 #include "ferry/kernels/attention_parts.cuh"
 #include "ferry/kernels/attention_prefill/attention_prefill.h"
 #include "ferry/kernels/attention_prefill/wgmma_sm90_block.cuh"
 #include "ferry/kernels/attention_prefill/wgmma_sm90_place.cuh"
-#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {

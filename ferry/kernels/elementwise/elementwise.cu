@@ -1,11 +1,11 @@
 // Kernels of the elementwise ops.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/elementwise/elementwise_plan.h"
 #include "ferry/kernels/tiles.cuh"
-#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {

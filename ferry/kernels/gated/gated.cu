@@ -1,12 +1,12 @@
 // Kernel of the gated activations.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/gated/gated_plan.h"
 #include "ferry/kernels/op.h"
 #include "ferry/kernels/tiles.cuh"
-#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -1,13 +1,13 @@
 // Kernels of the quantised silu_and_mul: words on their own, and rows whose scale is found first.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
 #include "ferry/kernels/activation.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/gated/gated_quant_plan.h"
 #include "ferry/kernels/quant.cuh"
 #include "ferry/kernels/tiles.cuh"
-#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -1,13 +1,13 @@
 // Kernels of the fused norm, rotation and cache store.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/reduce.cuh"
+#include "ferry/cuda/prim/trap.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/qk_norm_rope_store/qk_norm_rope_store_plan.h"
 #include "ferry/kernels/rotation.cuh"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/reduce.cuh"
-#include "ferry/prim/trap.cuh"
 
 namespace ferry::kernels {
 namespace {

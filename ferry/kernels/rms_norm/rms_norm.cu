@@ -1,11 +1,11 @@
 // Kernels of RMS norm: rows held in registers, and rows read twice.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/reduce.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rms_norm/rms_norm_plan.h"
 #include "ferry/kernels/rms_norm/rms_norm_row.cuh"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/reduce.cuh"
 
 namespace ferry::kernels {
 namespace {

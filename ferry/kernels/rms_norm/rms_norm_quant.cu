@@ -1,12 +1,12 @@
 // Kernels of the quantised RMS norm: rows held in registers, and rows read once for each step.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/quant.cuh"
 #include "ferry/kernels/rms_norm/rms_norm_quant_plan.h"
 #include "ferry/kernels/rms_norm/rms_norm_row.cuh"
-#include "ferry/prim/grid_order.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -1,8 +1,8 @@
 // Device code that the RMS norm kernels share: the place of a row, its values, and sums over it.
 #pragma once
+#include "ferry/cuda/prim/reduce.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/rms_norm/rms_norm_plan.h"
-#include "ferry/prim/reduce.cuh"
 
 namespace ferry::kernels {
 

@@ -1,10 +1,10 @@
 // Kernels of the rotary embedding.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/trap.cuh"
 #include "ferry/kernels/rope/rope_plan.h"
 #include "ferry/kernels/rotation.cuh"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/trap.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -1,13 +1,13 @@
 // Kernel of sampling: radix selection for top_k and top_p, then a Gumbel race.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/cluster.cuh"
+#include "ferry/cuda/prim/cp_async.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/reduce.cuh"
 #include "ferry/kernels/device_number.cuh"
 #include "ferry/kernels/sampler/sampler_math.h"
 #include "ferry/kernels/sampler/sampler_plan.h"
-#include "ferry/prim/cluster.cuh"
-#include "ferry/prim/cp_async.cuh"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/reduce.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -1,12 +1,12 @@
 // Kernel of the store to a paged cache.
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/grid_order.cuh"
+#include "ferry/cuda/prim/trap.cuh"
 #include "ferry/kernels/cache_store.cuh"
 #include "ferry/kernels/indices.cuh"
 #include "ferry/kernels/store_kvcache/store_kvcache_plan.h"
 #include "ferry/kernels/tiles.cuh"
-#include "ferry/prim/grid_order.cuh"
-#include "ferry/prim/trap.cuh"
 
 namespace ferry::kernels {
 namespace {

@@ -4,12 +4,12 @@
 #include <cstdint>
 
 #include "ferry/cuda/launch.cuh"
+#include "ferry/cuda/prim/mbarrier.cuh"
+#include "ferry/cuda/prim/panel_tile.cuh"
+#include "ferry/cuda/prim/tma.cuh"
+#include "ferry/cuda/prim/warp_copy.cuh"
 #include "ferry/cuda/tensor_map.cuh"
 #include "ferry/kernels/testing/hopper_ops.h"
-#include "ferry/prim/mbarrier.cuh"
-#include "ferry/prim/panel_tile.cuh"
-#include "ferry/prim/tma.cuh"
-#include "ferry/prim/warp_copy.cuh"
 
 namespace ferry::kernels {
 

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "ferry/core/units.h"
+#include "ferry/tcpx/unpack/fragments.h"
 #include "ferry/tools/bench/copies.h"
 #include "ferry/tools/bench/pipeline.h"
 #include "ferry/tools/bench/staged.h"
 #include "ferry/tools/bench/unpack.h"
 #include "ferry/tools/support/command.h"
-#include "ferry/unpack/fragments.h"
 
 namespace ferry::tools {
 namespace {

@@ -136,6 +136,7 @@ TEST(CopyBench, WhatThereIsNotIsNamed) {
   EXPECT_THAT(FailureOf(RunCopyBench, job), HasSubstr("devices=none"));
 }
 
+#ifndef FERRY_WITHOUT_TCPX
 // ---- unpacking ----------------------------------------------------------------------------------
 
 UnpackBenchJob SmallUnpack() {
@@ -194,6 +195,8 @@ TEST(UnpackBench, ComparesRowsThatTheGpuReadsWithAPreparedList) {
   }
 }
 
+#endif  // FERRY_WITHOUT_TCPX
+
 // ---- pipelines ----------------------------------------------------------------------------------
 
 TEST(PipelineBench, TheTableComparesPipelinesWithOneStepAtATime) {
@@ -239,6 +242,7 @@ TEST(StagedBench, EachFormIsMeasuredWithEachNumberOfStages) {
   EXPECT_THAT(FailureOf(RunStagedBench, job), HasSubstr("--size should be at least 16384"));
 }
 
+#ifndef FERRY_WITHOUT_KERNELS
 // ---- kernels ------------------------------------------------------------------------------------
 
 TEST(KernelBenchJobs, AreChosenByOp) {
@@ -286,6 +290,8 @@ TEST(KernelBenchJobs, NeedTheDeviceThatIsNamedUnlessTheyOnlyList) {
   EXPECT_EQ(FailureOf(RunKernelBench, job), "");
 }
 
+#endif  // FERRY_WITHOUT_KERNELS
+
 // ---- arguments ----------------------------------------------------------------------------------
 
 struct BenchMistake {
@@ -321,7 +327,9 @@ TEST(BenchArguments, MistakesAreNamedBeforeAnythingIsMeasured) {
       {{"kernel-bench", "--device", "cuda:1x"}, "does not name a GPU"},
       {{"kernel-bench", "--seconds", "61"}, "--seconds"},
       {{"kernel-bench", "--seconds", "-1"}, "--seconds"},
+#ifndef FERRY_WITHOUT_KERNELS
       {{"kernel-bench", "--list", "--op", "nothing"}, "unknown op \"nothing\""},
+#endif
   };
   for (const BenchMistake& mistake : mistakes) {
     CommandLine arguments = mistake.arguments;
@@ -333,12 +341,30 @@ TEST(BenchArguments, MistakesAreNamedBeforeAnythingIsMeasured) {
   }
 }
 
+#ifdef FERRY_WITHOUT_TCPX
+TEST(BenchArguments, UnpackIsRefusedWithTheOptionThatBuildsIt) {
+  const Ended ended = RunHere({"copy-bench", "--unpack", "--set", "devices=simulated:1:301"});
+  EXPECT_FALSE(ended.status);
+  EXPECT_THAT(ended.message(), HasSubstr("-DFERRY_TCPX=ON"));
+}
+#else
 TEST(BenchArguments, ListsAreSeparatedByCommasOrRepeated) {
   const Ended ended = RunHere({"copy-bench", "--unpack", "--size", "512KiB", "--block-size",
                                "64KiB,128KiB", "--block-size", "512KiB", "--rounds", "1", "--json",
                                "--set", "devices=simulated:1:301"});
   ASSERT_TRUE(ended.status) << ended.message();
   EXPECT_EQ(ended.lines().size(), 15U) << "three sizes: three ways each, and two orders of rows";
+}
+#endif
+
+#ifdef FERRY_WITHOUT_KERNELS
+TEST(BenchArguments, KernelBenchIsRefusedWithTheOptionThatBuildsIt) {
+  const Ended ended = RunHere({"kernel-bench", "--set", "devices=simulated:1:301"});
+  EXPECT_FALSE(ended.status);
+  EXPECT_THAT(ended.message(), HasSubstr("-DFERRY_KERNELS=ON"));
+}
+#else
+TEST(BenchArguments, AGpuIsNamedWithOrWithoutItsKind) {
   for (const char* device : {"cuda:0", "0"}) {
     const Ended listed =
         RunHere({"kernel-bench", "--list", "--tiny", "--op", "rope", "--device", device});
@@ -346,6 +372,7 @@ TEST(BenchArguments, ListsAreSeparatedByCommasOrRepeated) {
     EXPECT_THAT(listed.out, HasSubstr("rope"));
   }
 }
+#endif
 
 }  // namespace
 }  // namespace ferry::tools

@@ -5,7 +5,7 @@
 #include <cuda/pipeline>
 
 #include "ferry/cuda/launch.cuh"
-#include "ferry/prim/pipeline.cuh"
+#include "ferry/cuda/prim/pipeline.cuh"
 #include "ferry/tools/bench/staged_kernels.h"
 
 namespace ferry::tools {

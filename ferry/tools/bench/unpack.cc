@@ -13,6 +13,7 @@
 
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/open_devices.h"
+#include "ferry/tcpx/unpack/unpacker.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/process.h"
 #include "ferry/tools/support/report.h"

@@ -5,7 +5,6 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
-#include "ferry/unpack/unpacker.h"
 
 namespace ferry::tools {
 

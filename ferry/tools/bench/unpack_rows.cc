@@ -12,6 +12,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
+#include "ferry/tcpx/unpack/unpacker.h"
 #include "ferry/tools/bench/prepared_copy.h"
 #include "ferry/tools/bench/unpack.h"
 #include "ferry/tools/support/json.h"

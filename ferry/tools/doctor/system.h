@@ -11,7 +11,7 @@
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
 #include "ferry/net/local_addresses.h"
-#include "ferry/net/plugin/machine_view.h"
+#include "ferry/net/machine_view.h"
 #include "ferry/transfer/connection.h"
 
 namespace ferry::tools {

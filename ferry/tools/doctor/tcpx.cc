@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "ferry/net/plugin/plugin.h"
-#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tcpx/host/plugin.h"
+#include "ferry/tcpx/host/plugin_path.h"
 #include "ferry/tools/doctor/checks.h"
 #include "ferry/tools/doctor/plugin_file.h"
 

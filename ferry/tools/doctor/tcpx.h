@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
-#include "ferry/net/plugin/tcpx_judge.h"
+#include "ferry/tcpx/tcpx_judge.h"
 #include "ferry/tools/doctor/check.h"
 #include "ferry/tools/doctor/checks.h"
 #include "ferry/tools/doctor/system.h"

@@ -10,8 +10,8 @@
 #include <functional>
 #include <string>
 
-#include "ferry/net/plugin/plugin.h"
-#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tcpx/host/plugin.h"
+#include "ferry/tcpx/host/plugin_path.h"
 #include "ferry/tools/testing/a3_machine.h"
 
 namespace ferry::tools {

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tcpx/host/plugin_path.h"
 #include "ferry/tools/info/devices.h"
 #include "ferry/tools/info/network.h"
 #include "ferry/tools/info/plugin.h"
@@ -169,6 +169,17 @@ TEST(InfoInterfaces, ArePrintedWithSpeedAndUse) {
 
 // ---- plugins ------------------------------------------------------------------------------------
 
+#ifdef FERRY_WITHOUT_TCPX
+TEST(InfoPlugin, CannotBeUsedForWantOfItsHost) {
+  EXPECT_TRUE(PluginInfo(Config()).is_null());
+  EXPECT_THAT(Printed(PrintPlugin, Json(nullptr)), HasSubstr("FERRY_TCPX=OFF"));
+  Config config;
+  config.net_plugin = "/x.so";
+  const Json info = PluginInfo(config);
+  EXPECT_EQ(info["error"]["code"], "Unsupported");
+  EXPECT_THAT(Printed(PrintPlugin, info), HasSubstr("-DFERRY_TCPX=ON"));
+}
+#else
 TEST(InfoPlugin, IsNoneOrNamedWithTheReasonWhyItCannotBeUsed) {
   ASSERT_EQ(::unsetenv(net::plugin::kUcclPluginVariable), 0);
   EXPECT_TRUE(PluginInfo(Config()).is_null());
@@ -198,6 +209,7 @@ TEST(InfoPlugin, IsPrintedWithItsDevices) {
                     HasSubstr("Some_v7, version 7 of NCCL's interface"), HasSubstr("standin0"),
                     HasSubstr("200 Gbit/s, host memory (in pieces")));
 }
+#endif
 
 // ---- peers --------------------------------------------------------------------------------------
 

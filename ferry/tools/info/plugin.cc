@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "ferry/net/plugin/plugin.h"
-#include "ferry/net/plugin/plugin_path.h"
+#include "ferry/tcpx/host/plugin.h"
+#include "ferry/tcpx/host/plugin_path.h"
 #include "ferry/tools/support/report.h"
 
 namespace ferry::tools {

@@ -12,7 +12,7 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/net/address.h"
-#include "ferry/net/plugin/uccl_variables.h"
+#include "ferry/tcpx/uccl_variables.h"
 #include "ferry/tools/support/command.h"
 #include "ferry/tools/support/memory_choice.h"
 #include "ferry/tools/support/process.h"

@@ -8,7 +8,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/core/unknown_variables.h"
-#include "ferry/net/plugin/uccl_variables.h"
+#include "ferry/tcpx/uccl_variables.h"
 
 namespace ferry::tools {
 

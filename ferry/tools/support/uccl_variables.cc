@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "ferry/net/plugin/uccl_variables.h"
+#include "ferry/tcpx/uccl_variables.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/report.h"
 

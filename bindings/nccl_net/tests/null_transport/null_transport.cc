@@ -10,7 +10,7 @@
 #include <new>
 #include <string>
 
-#include "ferry/net/plugin/abi_v10.h"
+#include "ferry/net/nccl_abi/abi_v10.h"
 
 // libnccl-net-null.so. A message is done on both sides when it has been sent and its receive has
 // been posted; the two processes see that in shared memory, so they must be on one machine. The

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
-#include "ferry/net/plugin/abi.h"
-#include "ferry/net/plugin/comm.h"
-#include "ferry/net/plugin/driver.h"
+#include "ferry/net/nccl_abi/abi.h"
+#include "ferry/tcpx/host/comm.h"
+#include "ferry/tcpx/host/driver.h"
 
 namespace ferry::nccl_net::testing {
 

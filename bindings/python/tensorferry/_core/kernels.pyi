@@ -1,3 +1,5 @@
+is_built: bool
+
 has_device_code: bool
 
 def says_no_code(arg: str, /) -> bool: ...

@@ -1,0 +1,137 @@
+// Records and explains the log lines of network plugins.
+#include "ferry/tcpx/host/plugin_log.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+
+#include "ferry/core/fork.h"
+#include "ferry/core/log.h"
+#include "ferry/core/stderr_line.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+constexpr std::size_t kMaxLines = 8;
+
+class Lines {
+ public:
+  void Add(int level, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    ++added_;
+    lines_.push_back({level, text});
+    if (lines_.size() > kMaxLines) lines_.pop_front();
+    // Kept apart from lines_, so that later lines do not push it out: it explains an exit that may
+    // follow.
+    if (!MeaningOf(text).empty()) fatal_ = text;
+  }
+  std::uint64_t added() const {
+    const std::lock_guard lock(mutex_);
+    return added_;
+  }
+  std::vector<PluginLine> Since(std::uint64_t mark) const {
+    const std::lock_guard lock(mutex_);
+    // `mark` is a count of lines; those beyond the last kMaxLines are gone.
+    const std::uint64_t fresh = added_ - std::min(mark, added_);
+    const std::size_t count = fresh < lines_.size() ? fresh : lines_.size();
+    return {lines_.end() - static_cast<std::ptrdiff_t>(count), lines_.end()};
+  }
+  std::string fatal() const {
+    const std::lock_guard lock(mutex_);
+    return fatal_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::deque<PluginLine> lines_;
+  std::uint64_t added_ = 0;
+  std::string fatal_;
+};
+
+// Never destroyed: plugin threads keep running while the process exits. A forked child has its own:
+// it may be forked while a thread holds the mutex, which its exit() would wait for.
+Lines& TheLines() {
+  static PerProcess<Lines> lines;
+  return lines.Get();
+}
+
+// The signature is NCCL's.
+__attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned long /*flags*/,
+                                                           const char* file, int line,
+                                                           const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  // If formatting fails, `text` is undefined; the format string still shows the subject.
+  if (length < 0) std::snprintf(text, sizeof text, "%s", format);
+  if (level == abi::kLogWarn || level == abi::kLogAbort) {
+    TheLines().Add(level, text);
+    Log(LogLevel::kWarn, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
+  } else {
+    Log(LogLevel::kDebug, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
+  }
+}
+
+struct Symptom {
+  const char* text;
+  const char* meaning;
+};
+// Parts of messages of GPUDirect-TCPX 3.1.9, some of which come just before it ends the process.
+constexpr Symptom kSymptoms[] = {
+    {"rx no cmsg",
+     "data came by the ordinary way and not into the GPU: its flow was not steered to a queue of "
+     "the receive-datapath daemon. Check that the daemon runs, that "
+     "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX names its sockets, that the interface belongs to this "
+     "GPU, and that the peer is on another machine; 'ferry doctor' looks for each"},
+    {"landed on host memory",
+     "the interface did not split headers from data; 'ethtool --show-priv-flags' must show "
+     "enable-header-split on, which the receive-datapath daemon sets up"},
+    {"cmsg truncated",
+     "a receive came in more pieces than the plugin has room for; use smaller chunks "
+     "(NCCL_DYNAMIC_CHUNK_SIZE) or a larger MTU"},
+    {"segs, failstop",
+     "a receive came in more than 2048 pieces; use smaller chunks or a larger MTU"},
+    {"request too many pages",
+     "a receive came in more than 2048 pieces; use smaller chunks or a larger MTU"},
+    {"unable to allocate requests",
+     "more than 16 requests were in flight on one connection; this is a bug of the caller's"},
+    {"invalid request", "a request was tested out of turn; this is a bug of the caller's"},
+};
+
+// The plugin calls exit() on some errors. No log here: the process is being torn down.
+void SayWhyOnExit() {
+  const std::string fatal = TheLines().fatal();
+  if (fatal.empty()) return;
+  WriteStderrLine(fmt::format("ferry: the network plugin said \"{}\" before the process ended: {}",
+                              fatal, MeaningOf(fatal)),
+                  LineLimit::kNone);
+}
+
+}  // namespace
+
+abi::Logger PluginLogger() noexcept { return WritePluginLine; }
+
+std::vector<PluginLine> PluginWarnings(std::uint64_t mark) { return TheLines().Since(mark); }
+
+std::uint64_t PluginLogMark() { return TheLines().added(); }
+
+std::string MeaningOf(const std::string& line) {
+  for (const Symptom& symptom : kSymptoms) {
+    if (line.find(symptom.text) != std::string::npos) return symptom.meaning;
+  }
+  return {};
+}
+
+void ExplainEndOfProcess() {
+  static const bool registered = std::atexit(SayWhyOnExit) == 0;
+  (void)registered;
+}
+
+}  // namespace ferry::net::plugin

@@ -1,0 +1,32 @@
+// The log lines of network plugins.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ferry/net/nccl_abi/abi.h"
+
+// Log lines of plugins. Their interface does not identify the writer, so all plugins of a process
+// share this log.
+namespace ferry::net::plugin {
+
+// The logger to pass to plugins. Writes to the log (warnings as warnings, the rest as "debug") and
+// keeps the last warnings. Any thread, for as long as the process lives.
+abi::Logger PluginLogger() noexcept;
+
+struct PluginLine {
+  int level = 0;  // abi::LogLevel
+  std::string text;
+};
+// The last warnings, at most 8, oldest first; only those since `mark`, a value of PluginLogMark().
+std::vector<PluginLine> PluginWarnings(std::uint64_t mark = 0);
+std::uint64_t PluginLogMark();
+
+// Explains a known message that plugins write before they fail, with the fix; "" for other lines.
+// "rx no cmsg" and similar lines end the process from inside the plugin.
+std::string MeaningOf(const std::string& line);
+
+// Makes the process, when it exits, explain on stderr the last such line, if there was one.
+void ExplainEndOfProcess();
+
+}  // namespace ferry::net::plugin

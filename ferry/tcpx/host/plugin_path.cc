@@ -1,0 +1,15 @@
+// Finds out which network plugin was asked for.
+#include "ferry/tcpx/host/plugin_path.h"
+
+#include <cstdlib>
+
+namespace ferry::net::plugin {
+
+PluginPath FindPluginPath(const Config& config) {
+  if (!config.net_plugin.empty()) return {config.net_plugin, "net_plugin"};
+  const char* const other = std::getenv(kUcclPluginVariable);
+  if (other == nullptr || *other == '\0') return {};
+  return {other, kUcclPluginVariable};
+}
+
+}  // namespace ferry::net::plugin

@@ -1,0 +1,34 @@
+// The GPU of a provider's lanes.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "ferry/core/result.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/tcpx/unpack/unpacker.h"
+
+namespace ferry::net::plugin {
+
+class LaneBufferPool;
+
+// The GPU whose memory the lanes of a provider send and receive; none without `api`.
+struct LaneGpu {
+  cuda::DeviceApi* api = nullptr;
+  int ordinal = 0;
+  std::shared_ptr<LaneBufferPool> buffers = nullptr;  // shared with lanes; with `api`
+  UnpackBy by = UnpackBy::kKernel;  // how what arrives in pieces is put into its memory
+
+  explicit operator bool() const noexcept { return api != nullptr; }
+  // Plugins ask CUDA which GPU is current, and want it to be the comm's: to be held while they are
+  // called.
+  Result<cuda::CurrentDevice> MakeCurrent() const {
+    if (api == nullptr) return cuda::CurrentDevice();
+    return api->MakeCurrent(ordinal);
+  }
+};
+
+// Lets the GPU read a plugin's pool in host memory, which all lanes of the process share, for the
+// life of the process. Does nothing where it is another kind of memory. Errors: those of DeviceApi.
+Status PinPool(const LaneGpu& gpu, std::byte* pool, std::size_t bytes);
+
+}  // namespace ferry::net::plugin

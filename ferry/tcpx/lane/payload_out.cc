@@ -1,0 +1,121 @@
+// Sending payloads over a comm of a plugin.
+#include "ferry/tcpx/lane/payload_out.h"
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "ferry/core/log.h"
+
+namespace ferry::net::plugin {
+namespace {
+
+std::vector<std::unique_ptr<SendComm>> OneOf(std::unique_ptr<SendComm> comm) {
+  std::vector<std::unique_ptr<SendComm>> comms;
+  comms.push_back(std::move(comm));
+  return comms;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PayloadOut>> PayloadOut::Create(std::unique_ptr<SendComm> comm,
+                                                       const ChunkTerms& chunks) {
+  std::unique_ptr<PayloadOut> out(new PayloadOut(std::move(comm), chunks));
+  FERRY_TRY_ASSIGN(out->slots_, MapHugePages(SendComm::kWindow * chunks.bytes));
+  FERRY_TRY_ASSIGN(Registration registration,
+                   out->sender_.comm(0).Register(out->slots_.bytes.data(), out->slots_.bytes.size(),
+                                                 /*on_gpu=*/false));
+  out->slots_registration_.emplace(std::move(registration));
+  Log(LogLevel::kInfo, "plugin", "registered {} bytes of host memory to send from",
+      out->slots_.bytes.size());
+  return out;
+}
+
+PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, const ChunkTerms& chunks)
+    : chunks_(chunks), sender_(OneOf(std::move(comm)), kNoChunkTimeout) {}
+
+std::uint64_t PayloadOut::Push(const OutFrame& frame) {
+  frames_.push_back(
+      {.frame = &frame, .number = pushed_frames_, .payload = IoCursor(frame.payload)});
+  return ++pushed_frames_;
+}
+
+Status PayloadOut::Progress() {
+  FERRY_TRY(CutSome());
+  done_.clear();
+  FERRY_TRY(sender_.Progress(&done_));
+  sent_chunks_ += done_.size();
+  while (cut_frames_ > 0 && frames_.front().end_chunk <= sent_chunks_) {
+    frames_.pop_front();
+    --cut_frames_;
+    ++sent_frames_;
+  }
+  ForgetDead();
+  return Ok();
+}
+
+// Chunks are done in order, so the slot of a chunk is free when fewer than the window are in
+// flight.
+Status PayloadOut::CutSome() {
+  while (cut_frames_ < frames_.size() && sender_.in_flight() < SendComm::kWindow) {
+    Frame& frame = frames_[cut_frames_];
+    const std::uint64_t left = frame.frame->payload_bytes - frame.cut;
+    const auto bytes = static_cast<std::size_t>(std::min(left, chunks_.bytes));
+    FERRY_TRY_ASSIGN(const Message message, MessageOf(&frame, bytes));
+    sender_.Send(0, {next_chunk_, frame.cut, message});
+    ++next_chunk_;
+    frame.cut += bytes;
+    if (bytes < left) continue;
+    frame.end_chunk = next_chunk_;
+    ++cut_frames_;
+  }
+  return Ok();
+}
+
+Result<Message> PayloadOut::MessageOf(Frame* frame, std::size_t bytes) {
+  const int tag = chunks_.Tag(frame->number, frame->cut / chunks_.bytes);
+  const auto slot = slots_.bytes.subspan(
+      static_cast<std::size_t>(next_chunk_ % SendComm::kWindow * chunks_.bytes), bytes);
+  const RegisteredRange& range = frame->frame->registered;
+  if (range.memory == nullptr) {
+    (void)frame->payload.CopyOut(slot);
+    return Message{slot.data(), bytes, tag, slots_registration_->mr()};
+  }
+  const PluginMemory& memory = PluginMemoryOf(range);
+  const auto part = memory.memory.subspan(range.offset + frame->cut, bytes);
+  FERRY_TRY_ASSIGN(void* const mr, RegistrationOf(memory));
+  if (mr != nullptr) return Message{part.data(), bytes, tag, mr};
+  std::copy(part.begin(), part.end(), slot.begin());
+  return Message{slot.data(), bytes, tag, slots_registration_->mr()};
+}
+
+Result<void*> PayloadOut::RegistrationOf(const PluginMemory& memory) {
+  const auto [found, is_new] = uses_.try_emplace(memory.life.get());
+  Use& use = found->second;
+  if (is_new) {
+    use.life = memory.life;
+    auto registered =
+        sender_.comm(0).Register(memory.memory.data(), memory.memory.size(), memory.on_gpu);
+    if (registered) {
+      use.registration.emplace(*std::move(registered));
+      Log(LogLevel::kInfo, "plugin", "registered {} bytes of {} memory to send from",
+          memory.memory.size(), memory.on_gpu ? "GPU" : "host");
+    } else if (memory.on_gpu) {
+      return registered.error();  // the CPU cannot copy it
+    } else {
+      Log(LogLevel::kDebug, "plugin", "memory is copied, because it cannot be registered: {}",
+          registered.error().message());
+    }
+  }
+  return use.registration ? use.registration->mr() : nullptr;
+}
+
+// No frame names such memory.
+void PayloadOut::ForgetDead() {
+  for (auto use = uses_.begin(); use != uses_.end();) {
+    use = use->second.life.expired() ? uses_.erase(use) : std::next(use);
+  }
+}
+
+}  // namespace ferry::net::plugin
