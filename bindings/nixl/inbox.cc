@@ -28,7 +28,7 @@ constexpr auto kMaxNameless = std::chrono::seconds(5);
 constexpr int kMaxPerTurn = 64;
 // What a notification costs beyond its bytes: the list that it is in may double while it is copied.
 constexpr std::uint64_t kEntryCost = 4 * sizeof(abi::Notifications::value_type);
-// Of InboxLimits::total_bytes: shares, long notifications that are whole, and unfinished ones.
+// The parts of InboxLimits::total_bytes: shares, whole long notifications, and unfinished ones.
 constexpr std::uint64_t kParts = 3;
 // No long notification is closed for others sooner, and how often those look.
 constexpr auto kMinStay = milliseconds(200);
