@@ -161,6 +161,22 @@ TEST_F(InboxTest, SendersThatStopInLongNotificationsKeepNoOtherFromItsOwn) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(IsClosed(&stopped[static_cast<std::size_t>(i)])) << i;
 }
 
+TEST_F(InboxTest, ShortNotificationsCountWithTheListThatTheyAreIn) {
+  Receive({.sender_bytes = 1 << 20});
+  auto one = Sender("one");
+  for (std::uint64_t i = 0; i < 20'000; ++i) {
+    const bool asks = i % 16 == 15;
+    const PieceHeader header{
+        .sequence = i, .total = 1, .asks = asks ? std::uint64_t{1} : std::uint64_t{0}};
+    MustDo(Post(&one, header, "x"));
+    if (asks && !Answered(&one, i, Deadline::After(milliseconds(500)))) break;
+  }
+  abi::Notifications taken;
+  inbox_->Take(&taken);
+  EXPECT_GT(taken.size(), 1000U);
+  EXPECT_LT(4 * taken.size() * sizeof(taken.front()), 2U << 20);
+}
+
 TEST_F(InboxTest, ASenderThatStopsInANotificationIsClosed) {
   Receive({.silence = milliseconds(300)});
   auto one = Sender("one");
