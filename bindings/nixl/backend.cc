@@ -2,11 +2,8 @@
 #include "bindings/nixl/backend.h"
 
 #include <fmt/core.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -14,7 +11,7 @@
 #include "bindings/nixl/guard.h"
 #include "bindings/nixl/log.h"
 #include "bindings/nixl/settings.h"
-#include "ferry/core/check.h"
+#include "ferry/core/secret.h"
 
 namespace ferry::nixl {
 namespace {
@@ -34,8 +31,13 @@ bool IsSupported(abi::Memory kind) {
 
 // ---- life ---------------------------------------------------------------------------------------
 
-Backend::Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint)
-    : BackendEngine(init), config_(std::move(config)), endpoint_(std::move(endpoint)) {}
+Backend::Backend(const abi::InitParams& init, Config config, Secrets secrets, SigningKey key,
+                 transfer::Endpoint endpoint)
+    : BackendEngine(init),
+      config_(std::move(config)),
+      endpoint_(std::move(endpoint)),
+      secrets_(std::move(secrets)),
+      key_(std::move(key)) {}
 
 Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
   if (init.agent.size() > kMaxNameBytes) {
@@ -49,25 +51,37 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
                                         init.type));
   }
   FERRY_TRY_ASSIGN(Config config, LoadSettings(init.params ? *init.params : abi::Params()));
-  FERRY_TRY_ASSIGN(transfer::Endpoint endpoint, transfer::Endpoint::Create(config));
-  std::unique_ptr<Backend> backend(new Backend(init, std::move(config), std::move(endpoint)));
+  Secrets secrets;
+  FERRY_TRY_ASSIGN(secrets.settings, LoadSecret(config));
+  WarnIfOthersMayRead("secret_file", config.secret_file);
+  FERRY_TRY_ASSIGN(SigningKey key, SigningKey::Random());
+  FERRY_TRY_ASSIGN(transfer::Endpoint endpoint,
+                   transfer::Endpoint::Create(
+                       config, nullptr, ConnectionSecret(secrets.settings, secrets.metadata)));
+  std::unique_ptr<Backend> backend(new Backend(init, std::move(config), std::move(secrets),
+                                               std::move(key), std::move(endpoint)));
   FERRY_TRY(backend->Start());
   return backend;
 }
 
 Status Backend::Start() {
   FERRY_TRY_ASSIGN(courier_, Courier::Create());
-  FERRY_TRY_ASSIGN(inbox_, Inbox::Create(&endpoint_, &tasks_, secret_));
+  FERRY_TRY_ASSIGN(inbox_,
+                   Inbox::Create(&endpoint_, &tasks_, fields_.agent,
+                                 {.sender_bytes = config_.peer_memory - config_.notification_bytes,
+                                  .total_bytes = config_.peer_memory_total}));
   // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
   // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,
                    .tasks = &tasks_,
                    .courier = courier_.get(),
                    .agent = fields_.agent,
+                   .secret = secrets_.settings,
+                   .key = &key_,
                    .dial_timeout = std::min(config_.connect_timeout, config_.peer_timeout)};
   transfer_context_ = {.courier = courier_.get(), .active = &active_};
-  const nixl::ConnectionInfo own{endpoint_.address(), secret_};
-  peers_[fields_.agent] = std::make_shared<Peer>(fields_.agent, own, &peer_context_);
+  peers_[fields_.agent] = std::make_shared<Peer>(fields_.agent, OwnInfo(), &peer_context_);
+  inbox_->BindName(fields_.agent, key_.public_key());
   Log(LogLevel::kInfo, fmt::format("agent '{}' listens on port {}, endpoint {}", fields_.agent,
                                    endpoint_.port(), endpoint_.id().ToString()));
   return Ok();
@@ -110,12 +124,7 @@ abi::Memories Backend::SupportedMemories() const {
 std::uint64_t Backend::TokenOf(const MemoryRange& range) const {
   const std::uint64_t name[] = {range.address, range.length,
                                 static_cast<std::uint64_t>(range.kind)};
-  std::array<unsigned char, 32> mac{};
-  // OpenSSL uses unsigned char.
-  const auto* done = ::HMAC(
-      ::EVP_sha256(), token_secret_.bytes.data(), static_cast<int>(token_secret_.bytes.size()),
-      reinterpret_cast<const unsigned char*>(name), sizeof(name), mac.data(), nullptr);
-  FERRY_CHECK(done != nullptr);
+  const auto mac = HmacOf(secrets_.token.bytes, std::as_bytes(std::span(name)));
   std::uint64_t token = 0;
   std::memcpy(&token, mac.data(), sizeof(token));
   return token;
@@ -241,7 +250,7 @@ abi::Outcome Backend::Query(const abi::BlobList& memories,
 
 abi::Outcome Backend::ConnectionInfo(std::string& out) const {
   return Guarded("describe the endpoint", mark_, [&] {
-    out = nixl::ConnectionInfo{endpoint_.address(), secret_}.Serialize();
+    out = OwnInfo().Serialize();
     return abi::Outcome::kSuccess;
   });
 }
@@ -260,11 +269,13 @@ abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::st
       const std::lock_guard lock(mutex_);
       std::shared_ptr<Peer>& entry = peers_[agent];
       // The agent forgets a peer whose other metadata is bad without telling us.
-      if (entry && entry->info().secret == parsed->secret && !entry->lost()) {
+      if (entry && entry->info().secret == parsed->secret && entry->info().key == parsed->key &&
+          !entry->lost()) {
         return abi::Outcome::kSuccess;
       }
       // Another secret means another incarnation of the agent: each back end has its own. Lock
-      // order: this mutex, then a peer's; what may close or dial comes after both.
+      // order: this mutex, then a peer's or the inbox's; what may close or dial comes after both.
+      inbox_->BindName(agent, parsed->key);
       former =
           std::exchange(entry, std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_));
       peer = entry;
@@ -304,6 +315,7 @@ abi::Outcome Backend::Disconnect(const std::string& agent) {
       if (found == peers_.end()) return abi::Outcome::kSuccess;
       peer = std::move(found->second);
       peers_.erase(found);
+      inbox_->UnbindName(agent);
     }
     peer->Disconnect();
     return abi::Outcome::kSuccess;

@@ -10,6 +10,7 @@
 
 #include "bindings/nixl/abi.h"
 #include "bindings/nixl/courier.h"
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/inbox.h"
 #include "bindings/nixl/memory.h"
 #include "bindings/nixl/peer.h"
@@ -76,8 +77,19 @@ class Backend final : public abi::BackendEngine {
     std::size_t count = 0;
   };
 
-  Backend(const abi::InitParams& init, Config config, transfer::Endpoint endpoint);
+  // What an agent's peers prove, or nobody is told.
+  struct Secrets {
+    SecretText settings;             // shared with all agents; may be empty
+    Uuid metadata = Uuid::Random();  // in this agent's metadata
+    Uuid token = Uuid::Random();
+  };
+
+  Backend(const abi::InitParams& init, Config config, Secrets secrets, SigningKey key,
+          transfer::Endpoint endpoint);
   Status Start();
+  nixl::ConnectionInfo OwnInfo() const {
+    return {endpoint_.address(), secrets_.metadata, key_.public_key()};
+  }
   // Errors: kInvalidArgument where no metadata of this agent is loaded.
   Result<std::shared_ptr<Peer>> FindPeer(const std::string& agent) const;
   Result<std::unique_ptr<LocalMemory>> TryRegister(const MemoryRange& range);
@@ -93,8 +105,8 @@ class Backend final : public abi::BackendEngine {
   const ProcessMark mark_;
   const Config config_;
   transfer::Endpoint endpoint_;
-  const Uuid secret_ = Uuid::Random();
-  const Uuid token_secret_ = Uuid::Random();
+  const Secrets secrets_;
+  const SigningKey key_;
   mutable ActiveTransfers active_;
   Tasks tasks_;
   std::unique_ptr<Courier> courier_;

@@ -8,10 +8,13 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "bindings/nixl/epoll.h"
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/log.h"
 #include "ferry/core/thread.h"
 
@@ -19,25 +22,28 @@ namespace ferry::nixl {
 namespace {
 
 constexpr std::uint64_t kAccept = 1;
-constexpr auto kMaxSilence = std::chrono::seconds(5);
-// The limit of notifications that nobody takes, which senders share.
-constexpr std::uint64_t kMaxArrivedBytes = 256 << 20;
+// Until a connection has proved which agent it is.
+constexpr auto kMaxNameless = std::chrono::seconds(5);
 // Pieces of one sender, or connections, before others have their turn.
 constexpr int kMaxPerTurn = 64;
+// What a notification costs beyond its bytes: the list that it is in may double while it is copied.
+constexpr std::uint64_t kEntryCost = 4 * sizeof(abi::Notifications::value_type);
+// The parts of InboxLimits::total_bytes: shares, whole long notifications, and unfinished ones.
+constexpr std::uint64_t kParts = 3;
+// No long notification is closed for others sooner, and how often those look.
+constexpr auto kMinStay = milliseconds(200);
+constexpr int kCrowdedMillis = 50;
+constexpr int kSilentMillis = 1000;
+constexpr auto kPauseWithoutMemory = milliseconds(10);
+// Between two looks at names that are claimed.
+constexpr auto kBetweenChecks = milliseconds(100);
 
 Deadline Now() { return Deadline::After(Clock::duration::zero()); }
-
-// Takes the same time wherever they differ.
-bool SameSecret(const Uuid& a, const Uuid& b) noexcept {
-  std::byte differ{};
-  for (std::size_t i = 0; i < a.bytes.size(); ++i) differ |= a.bytes[i] ^ b.bytes[i];
-  return differ == std::byte{};
-}
 
 }  // namespace
 
 Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                             const Uuid& secret, Clock::duration max_hold_up) {
+                                             std::string agent, const InboxLimits& limits) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
     return Error(Code::kUnavailable,
@@ -47,7 +53,7 @@ Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks
   }
   FERRY_TRY_ASSIGN(UniqueFd wake, MakeEventFd());
   std::unique_ptr<Inbox> inbox(
-      new Inbox(endpoint, tasks, secret, max_hold_up, std::move(epoll), std::move(wake)));
+      new Inbox(endpoint, tasks, std::move(agent), limits, std::move(epoll), std::move(wake)));
   FERRY_TRY(inbox->Start());
   return inbox;
 }
@@ -75,6 +81,7 @@ void Inbox::Take(abi::Notifications* out) {
   {
     const std::lock_guard lock(mutex_);
     taken.swap(arrived_);
+    arrived_bytes_ = 0;
     if (!taken.empty()) ++takes_;
     if (std::exchange(room_wanted_, false)) SignalEventFd(wake_.get());
   }
@@ -87,23 +94,39 @@ void Inbox::Take(abi::Notifications* out) {
 }
 
 void Inbox::Run() {
-  std::array<epoll_event, 64> events{};
-  bool silent = false;
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events.data(), events.size(), silent ? 1000 : -1);
-    for (std::size_t i = 0; static_cast<int>(i) < count; ++i) {  // -1 where a signal came
-      const std::uint64_t id = events[i].data.u64;
-      if (id == kWake) {
-        DrainEventFd(wake_.get());
-        ResumePaused();
-      }
-      if (id == kAccept) AcceptAll();
-      if (id > kAccept) Drain(id);
+    try {
+      if (!Turn()) return;
+    } catch (const std::exception& error) {
+      Log(LogLevel::kError, "the thread that takes notifications goes on after an exception");
+      Log(LogLevel::kError, error.what());
+      silent_ = true;  // what was to be done is looked for soon
+      std::this_thread::sleep_for(kPauseWithoutMemory);
     }
-    silent = CloseSilent();
-    const std::lock_guard lock(mutex_);
-    if (stopping_) return;
   }
+}
+
+bool Inbox::Turn() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return false;
+  }
+  std::array<epoll_event, 64> events{};
+  const int timeout = crowded_ ? kCrowdedMillis : silent_ ? kSilentMillis : -1;
+  const int count = epoll_wait(epoll_.get(), events.data(), events.size(), timeout);
+  if (std::exchange(crowded_, false)) ResumePaused();
+  for (std::size_t i = 0; static_cast<int>(i) < count; ++i) {  // -1 where a signal came
+    const std::uint64_t id = events[i].data.u64;
+    if (id == kWake) {
+      DrainEventFd(wake_.get());
+      ResumePaused();
+    }
+    if (id == kAccept) AcceptAll();
+    if (id > kAccept) Drain(id);
+  }
+  CheckNames();
+  silent_ = CloseSilent();
+  return true;
 }
 
 void Inbox::AcceptAll() {
@@ -118,59 +141,94 @@ void Inbox::AcceptAll() {
       }
       return;
     }
-    auto readiness = accepted->NotificationReadiness();
-    Status added = readiness ? Ok() : Status(readiness.error());
-    if (added) {
-      const auto fd = readiness->fd();
-      added = fd ? AddToEpoll(epoll_.get(), *fd, next_, EPOLLIN) : Status(fd.error());
+    try {
+      Admit(*accepted);
+    } catch (...) {
+      accepted->Close();  // nobody else knows it
+      throw;
     }
-    if (!added) {
-      const std::string peer = accepted->Info().peer;
-      LogPeer(LogLevel::kError, peer,
-              fmt::format("the connection of {} was refused: {}", peer, added.error().ToString()));
-      CloseInBackground(*std::move(accepted));
-      continue;
-    }
-    senders_.emplace(next_++, Sender{.connection = *std::move(accepted),
-                                     .readiness = *std::move(readiness),
-                                     .agent = {},
-                                     .joiner = {}});
   }
+}
+
+void Inbox::Admit(const transfer::Connection& connection) {
+  Status added = Ok();
+  if (auto readiness = connection.NotificationReadiness()) {
+    // Before epoll knows it, which tells of it again and again until somebody looks.
+    const auto entry = senders_.emplace(next_++, Sender{.connection = connection,
+                                                        .readiness = *std::move(readiness),
+                                                        .agent = {},
+                                                        .key = {},
+                                                        .claim = {},
+                                                        .joiner = {}});
+    const auto fd = entry.first->second.readiness->fd();
+    added = fd ? AddToEpoll(epoll_.get(), *fd, entry.first->first, EPOLLIN) : Status(fd.error());
+    if (added) return;
+    senders_.erase(entry.first);
+  } else {
+    added = readiness.error();
+  }
+  const std::string peer = connection.Info().peer;
+  LogPeer(LogLevel::kError, peer,
+          fmt::format("the connection of {} was refused: {}", peer, added.error().ToString()));
+  CloseInBackground(connection);
 }
 
 void Inbox::Drain(std::uint64_t id) {
   const auto found = senders_.find(id);
-  if (found == senders_.end()) return;
+  if (found == senders_.end() || found->second.claim) return;
+  Sender& sender = found->second;
   Next next = Next::kGoOn;
   for (int left = kMaxPerTurn; next == Next::kGoOn && left > 0; --left) {
-    if (!HasRoom(id, &found->second)) {
-      paused_.push_back(id);
-      return Watch(id, 0);
-    }
-    next = TakeOne(id, &found->second);
+    next = RoomFor(&sender);
+    sender.paused = next == Next::kWait;
+    if (next == Next::kGoOn) next = TakeOne(&sender);
   }
-  if (next == Next::kForget) Forget(found);
+  if (next == Next::kWait) Watch(id, 0);
+  if (next == Next::kForget) senders_.erase(found);
 }
 
-bool Inbox::HasRoom(std::uint64_t id, Sender* sender) {
-  // Connections that have not proved that they have our metadata take no share.
+Inbox::Next Inbox::RoomFor(Sender* sender) {
+  // Connections that have not said hello take no share.
   const auto agents = std::count_if(senders_.begin(), senders_.end(), [](const auto& entry) {
     return entry.second.agent.has_value();
   });
-  const std::uint64_t share =
-      kMaxArrivedBytes / static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(agents, 1));
+  const std::uint64_t part = limits_.total_bytes / kParts;
+  const std::uint64_t share = std::min(
+      limits_.sender_bytes, part / static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(agents, 1)));
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
-    if (sender->arrived + sender->joiner.size() < share) return true;
-    if (sender->arrived != 0) {
+    if (sender->arrived + sender->joiner.size() < share) return Next::kGoOn;
+    // The program has to take first what is there.
+    if (sender->arrived != 0 || arrived_bytes_ >= part) {
       room_wanted_ = true;
-      return false;
+      return Next::kWait;
     }
   }
-  if (!largest_) largest_ = id;
-  if (*largest_ != id && !largest_wanted_) largest_wanted_ = Clock::now();
-  return *largest_ == id;
+  return MakeRoom(sender, share);
+}
+
+Inbox::Next Inbox::MakeRoom(Sender* sender, std::uint64_t share) {
+  std::uint64_t unfinished = 0;  // beyond shares
+  auto first = senders_.end();
+  for (auto entry = senders_.begin(); entry != senders_.end(); ++entry) {
+    const Sender& other = entry->second;
+    if (other.joiner.size() < share) continue;
+    unfinished += other.joiner.size();
+    if (first == senders_.end() || other.begun < first->second.begun) first = entry;
+  }
+  const bool is_alone = unfinished == sender->joiner.size();
+  if (is_alone || unfinished < limits_.total_bytes / kParts) return Next::kGoOn;
+  if (Clock::now() - first->second.begun < kMinStay) {
+    crowded_ = true;
+    return Next::kWait;
+  }
+  Close(first->second,
+        Error(Code::kUnavailable,
+              "its long notification takes longer than others that need the memory"));
+  if (&first->second == sender) return Next::kForget;
+  senders_.erase(first);
+  return Next::kGoOn;
 }
 
 void Inbox::Watch(std::uint64_t id, std::uint32_t events) {
@@ -185,68 +243,142 @@ void Inbox::Watch(std::uint64_t id, std::uint32_t events) {
 }
 
 void Inbox::ResumePaused() {
-  for (const std::uint64_t id : std::exchange(paused_, {})) Watch(id, EPOLLIN);
+  for (auto& [id, sender] : senders_) {
+    if (!std::exchange(sender.paused, false)) continue;
+    sender.since = Clock::now();
+    Watch(id, EPOLLIN);
+  }
 }
 
-Inbox::Senders::iterator Inbox::Forget(Senders::iterator sender) {
-  ReleaseLargest(sender->first);
-  return senders_.erase(sender);
-}
-
-void Inbox::ReleaseLargest(std::uint64_t id) {
-  if (largest_ != id) return;
-  largest_.reset();
-  if (std::exchange(largest_wanted_, std::nullopt)) ResumePaused();
-}
-
-Inbox::Next Inbox::TakeOne(std::uint64_t id, Sender* sender) {
+Inbox::Next Inbox::TakeOne(Sender* sender) {
   Status taken = Ok();
   try {
     const auto frame = sender->connection.TakeNotification(Now());
     if (!frame) {
       return frame.error().code() == Code::kTimedOut ? Next::kEmpty : Next::kForget;
     }
-    taken = OnFrame(id, sender, *frame);
+    taken = OnFrame(sender, *frame);
   } catch (const std::bad_alloc&) {
     sender->joiner = Joiner();  // so that there is memory to go on
     taken = Error(Code::kUnavailable, "there is no memory for its notification");
   }
-  if (taken) return Next::kGoOn;
-  const std::string peer = sender->connection.Info().peer;
-  LogPeer(LogLevel::kError, peer,
-          fmt::format("the connection of {} was closed: {}",
-                      sender->agent ? fmt::format("agent '{}'", *sender->agent) : peer,
-                      taken.error().message()),
-          taken.error().where());
-  CloseInBackground(sender->connection);
+  if (taken) return sender->claim ? Next::kWait : Next::kGoOn;
+  Close(*sender, taken.error());
   return Next::kForget;
 }
 
+void Inbox::Close(const Sender& sender, const Error& reason) {
+  const std::string peer = sender.connection.Info().peer;
+  std::string text =
+      fmt::format("the connection of {} was closed: {}",
+                  sender.agent ? fmt::format("agent '{}'", *sender.agent) : peer, reason.message());
+  if (reason.code() == Code::kRefused) {
+    text += fmt::format("; {} were closed for their names so far",
+                        refused_.fetch_add(1, std::memory_order_relaxed) + 1);
+  }
+  LogPeer(LogLevel::kError, peer, text, reason.where());
+  CloseInBackground(sender.connection);
+}
+
+// ---- names --------------------------------------------------------------------------------------
+
+void Inbox::BindName(const std::string& agent, const PublicKey& key) {
+  const std::lock_guard lock(mutex_);
+  names_[agent] = key;
+  names_changed_ = true;
+  SignalEventFd(wake_.get());
+}
+
+void Inbox::UnbindName(const std::string& agent) {
+  const std::lock_guard lock(mutex_);
+  names_.erase(agent);
+  names_changed_ = true;
+  SignalEventFd(wake_.get());
+}
+
+bool Inbox::IsBoundToOther(const std::string& agent, const PublicKey& key) {
+  const std::lock_guard lock(mutex_);
+  const auto bound = names_.find(agent);
+  return bound != names_.end() && bound->second != key;
+}
+
+Status Inbox::CheckName(const Hello& claim) {
+  if (IsBoundToOther(claim.agent, claim.key)) {
+    return Error(Code::kRefused,
+                 fmt::format("it is not the agent '{}' whose metadata is loaded here; if that was "
+                             "restarted, load its new metadata, or remove the old",
+                             claim.agent));
+  }
+  const bool is_taken = std::any_of(senders_.begin(), senders_.end(), [&](const auto& entry) {
+    const Sender& other = entry.second;
+    return other.agent == claim.agent && other.key != claim.key && !other.connection.lost();
+  });
+  if (!is_taken) return Ok();
+  return Error(Code::kRefused,
+               fmt::format("another agent with the name '{}' is connected; give each its own name",
+                           claim.agent));
+}
+
+void Inbox::TakeName(Sender* sender) {
+  if (!CheckName(*sender->claim)) return;
+  sender->key = sender->claim->key;
+  sender->agent = std::move(sender->claim->agent);
+  sender->claim.reset();
+  Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
+}
+
+void Inbox::CheckNames() {
+  const auto now = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(names_changed_, false) && now < next_check_) return;
+  }
+  next_check_ = now + kBetweenChecks;
+  for (auto entry = senders_.begin(); entry != senders_.end();) {
+    const Sender& sender = entry->second;
+    if (!sender.agent || !IsBoundToOther(*sender.agent, sender.key)) {
+      ++entry;
+      continue;
+    }
+    Close(sender, Error(Code::kRefused, "other metadata of the agent with its name was loaded"));
+    entry = senders_.erase(entry);
+  }
+  for (auto& [id, sender] : senders_) {
+    if (!sender.claim) continue;
+    TakeName(&sender);
+    if (sender.agent) Watch(id, EPOLLIN);
+  }
+}
+
+// ---- frames -------------------------------------------------------------------------------------
+
 Status Inbox::OnHello(Sender* sender, const std::vector<std::byte>& frame) {
   FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
-  // The secret is in this agent's metadata, so it proves that the sender has loaded that.
-  if (!SameSecret(hello.secret, secret_)) {
+  if (!IsSigned(hello, agent_, sender->connection.session())) {
     return Error(Code::kRefused,
-                 "it does not have this agent's metadata; only agents that have loaded it may "
-                 "connect");
+                 fmt::format("it did not prove that it is agent '{}'", hello.agent));
   }
-  sender->agent = std::move(hello.agent);
-  Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
+  sender->claim = std::move(hello);
+  TakeName(sender);
   return Ok();
 }
 
-Status Inbox::OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::byte>& frame) {
+Status Inbox::OnFrame(Sender* sender, const std::vector<std::byte>& frame) {
   if (!sender->agent) return OnHello(sender, frame);
   FERRY_TRY_ASSIGN(const Piece piece, ParsePiece(frame));
   const PieceHeader& header = piece.header;
   // One before it was refused, because our queue was full: both come again.
   if (!sender->joiner.IsNext(header)) return Ok();
-  FERRY_TRY_ASSIGN(std::optional<std::string> message, sender->joiner.Add(piece));
-  sender->since = Clock::now();
-  if (message) {
-    Deliver(sender, *std::move(message));
-    ReleaseLargest(id);
+  if (header.total > limits_.sender_bytes) {
+    return Error(Code::kUnavailable,
+                 fmt::format("a notification of it has {} bytes, this agent takes {}; raise "
+                             "FERRY_PEER_MEMORY here",
+                             header.total, limits_.sender_bytes));
   }
+  sender->since = Clock::now();
+  if (sender->joiner.size() == 0) sender->begun = sender->since;
+  FERRY_TRY_ASSIGN(std::optional<std::string> message, sender->joiner.Add(piece));
+  if (message) Deliver(sender, *std::move(message));
   if (header.asks != 0) (void)sender->connection.Send(AnswerTag(header.sequence), {});
   return Ok();
 }
@@ -254,8 +386,9 @@ Status Inbox::OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::b
 void Inbox::Deliver(Sender* sender, std::string message) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
-  sender->arrived +=
-      message.size() + sender->agent->size() + sizeof(abi::Notifications::value_type);
+  const std::uint64_t bytes = message.size() + sender->agent->size() + kEntryCost;
+  sender->arrived += bytes;
+  arrived_bytes_ += bytes;
   arrived_.emplace_back(*sender->agent, std::move(message));
 }
 
@@ -263,43 +396,40 @@ bool Inbox::CloseSilent() {
   // Ends the epoll timeout, too: without a silent connection the thread sleeps until something
   // comes.
   bool any = false;
-  for (auto sender = senders_.begin(); sender != senders_.end();) {
-    const bool holds_up = largest_wanted_ && largest_ == sender->first;
-    if (sender->second.agent && !holds_up) {
-      ++sender;
-    } else if (CloseIfLate(sender->first, &sender->second, holds_up)) {
-      sender = Forget(sender);
+  for (auto entry = senders_.begin(); entry != senders_.end();) {
+    const Sender& sender = entry->second;
+    const bool is_awaited = !sender.agent || (sender.joiner.size() != 0 && !sender.paused);
+    if (is_awaited && CloseIfLate(entry->first, &entry->second)) {
+      entry = senders_.erase(entry);
     } else {
-      any = true;
-      ++sender;
+      any = any || is_awaited;
+      ++entry;
     }
   }
   return any;
 }
 
-bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender, bool holds_up) {
-  const auto now = Clock::now();
-  if (holds_up && now - *largest_wanted_ >= max_hold_up_) {
-    CloseLate(*sender, "end a long notification, for which others wait,", max_hold_up_);
+bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender) {
+  const bool is_named = sender->agent.has_value();
+  const Clock::duration limit = is_named ? limits_.silence : kMaxNameless;
+  if (Clock::now() - sender->since < limit) return false;
+  if (sender->claim) {
+    const Status named = CheckName(*sender->claim);
+    if (named) return false;  // CheckNames() lets it go on
+    Close(*sender, named.error());
     return true;
   }
-  if (now - sender->since < kMaxSilence) return false;
-  const Next next = TakeOne(id, sender);  // this thread may have been late
+  const Next next = TakeOne(sender);  // this thread may have been late
+  if (next == Next::kWait) Watch(id, 0);
   if (next == Next::kEmpty) {
-    CloseLate(*sender,
-              holds_up ? "send more of a long notification, for which others wait,"
-                       : "say which agent it is",
-              kMaxSilence);
+    const std::string peer = sender->connection.Info().peer;
+    LogPeer(LogLevel::kWarning, peer,
+            fmt::format("the connection of {} was closed: it did not {} within {:.1f} s", peer,
+                        is_named ? "go on with a notification" : "prove which agent it is",
+                        Seconds(limit)));
+    CloseInBackground(sender->connection);
   }
-  return next != Next::kGoOn;
-}
-
-void Inbox::CloseLate(const Sender& sender, const char* omission, Clock::duration limit) {
-  const std::string peer = sender.connection.Info().peer;
-  LogPeer(LogLevel::kWarning, peer,
-          fmt::format("the connection of {} was closed: it did not {} within {} s", peer, omission,
-                      std::chrono::ceil<std::chrono::seconds>(limit).count()));
-  CloseInBackground(sender.connection);
+  return next == Next::kEmpty || next == Next::kForget;
 }
 
 void Inbox::CloseInBackground(transfer::Connection connection) {

@@ -1,5 +1,6 @@
 // Accepts the connections of peers and collects their notifications.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -20,91 +21,127 @@
 
 namespace ferry::nixl {
 
+// What senders can make an inbox hold, beyond what their connections hold unread.
+struct InboxLimits {
+  std::uint64_t sender_bytes = 28 << 20;  // of one; its notifications may not be longer
+  std::uint64_t total_bytes = 256 << 20;  // of all, about
+  Clock::duration silence = std::chrono::seconds(30);  // between two pieces of a notification
+};
+
 // A thread that takes notifications as they arrive, joins their pieces, and keeps them until they
 // are asked for. Senders take turns, and each may fill its share of the memory: of one that has
-// filled it nothing more is taken, so that it gets no answer and waits. One sender at a time may
-// exceed its share by a long notification; it is closed where it is too slow and others wait for
-// that. Connections that do not prove soon that they have our metadata are closed.
+// filled it nothing more is taken, so that it gets no answer and waits for the program.
+//
+// A sender of which nothing else is here may exceed its share by one long notification. Where such
+// unfinished ones need too much memory, the sender that began first is closed, so that nobody waits
+// for one that is slow. A sender that stops in the middle of a notification is closed after
+// InboxLimits::silence, and one that does not prove soon which agent it is.
+//
+// A name is proved by the key of the metadata that is loaded of that agent. One that is not loaded
+// belongs to the key that was the first to claim it, until the connections of that have ended. Who
+// claims a name that is another's waits a while, since its metadata may be on its way here.
 class Inbox {
  public:
-  // The time from when others begin to wait for the end of a long notification.
-  static constexpr std::chrono::seconds kMaxHoldUp{30};
-
-  // The endpoint and the tasks outlive it. Errors: kUnavailable (descriptors, threads).
+  // The endpoint and the tasks outlive it. `agent`: its name. Errors: kUnavailable (descriptors,
+  // threads).
   static Result<std::unique_ptr<Inbox>> Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                               const Uuid& secret,
-                                               Clock::duration max_hold_up = kMaxHoldUp);
+                                               std::string agent, const InboxLimits& limits = {});
   ~Inbox();
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
 
   // Moves what has arrived to the end of `out`. Any thread; does not block.
   void Take(abi::Notifications* out);
+  // From now on only the owner of this key may use the name, until UnbindName(). Connections of
+  // others that use it are closed soon. Any thread; neither blocks.
+  void BindName(const std::string& agent, const PublicKey& key);
+  void UnbindName(const std::string& agent);
+  // The connections that were closed because they did not prove their name. Any thread.
+  std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
  private:
   struct Sender {
     transfer::Connection connection;
     std::optional<transfer::Readiness> readiness;
-    std::optional<std::string> agent;        // once it has said hello
+    std::optional<std::string> agent;        // once it has proved its name
+    PublicKey key{};                         // by which it has
+    std::optional<Hello> claim;              // to a name that is another's so far
     Clock::time_point since = Clock::now();  // accepted, or sent the last piece
     Joiner joiner;
+    Clock::time_point begun{};  // the notification that the joiner has a part of
+    bool paused = false;        // there is no room for more of it
     std::uint64_t arrived = 0;  // bytes in arrived_, since that number of takes
     std::uint64_t takes = 0;
   };
   using Senders = std::map<std::uint64_t, Sender>;
-  enum class Next { kGoOn, kEmpty, kForget };
+  enum class Next { kGoOn, kEmpty, kWait, kForget };
 
-  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, const Uuid& secret, Clock::duration max_hold_up,
+  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, std::string agent, const InboxLimits& limits,
         UniqueFd epoll, UniqueFd wake)
       : endpoint_(endpoint),
         tasks_(tasks),
-        secret_(secret),
-        max_hold_up_(max_hold_up),
+        agent_(std::move(agent)),
+        limits_(limits),
         epoll_(std::move(epoll)),
         wake_(std::move(wake)) {}
 
   Status Start();
   void Run();
+  // Returns false once the inbox ends. Throws where there is no memory.
+  bool Turn();
   void AcceptAll();
+  void Admit(const transfer::Connection& connection);
   // Takes one turn's share of what is there of one sender; forgets the sender if that is over.
   void Drain(std::uint64_t id);
-  // Whether there is room for a piece of this sender.
-  bool HasRoom(std::uint64_t id, Sender* sender);
+  // Whether there is room for a piece of this sender: kGoOn, kWait, or kForget where it was closed.
+  Next RoomFor(Sender* sender);
+  // The same for one that exceeds its share by a long notification.
+  Next MakeRoom(Sender* sender, std::uint64_t share);
   void Watch(std::uint64_t id, std::uint32_t events);
   void ResumePaused();
-  void ReleaseLargest(std::uint64_t id);
-  Senders::iterator Forget(Senders::iterator sender);
-  Next TakeOne(std::uint64_t id, Sender* sender);
-  Status OnFrame(std::uint64_t id, Sender* sender, const std::vector<std::byte>& frame);
+  Next TakeOne(Sender* sender);
+  Status OnFrame(Sender* sender, const std::vector<std::byte>& frame);
   Status OnHello(Sender* sender, const std::vector<std::byte>& frame);
+  // Errors: kRefused where the name is another key's.
+  Status CheckName(const Hello& claim);
+  // Gives the sender the name that it claims, unless that is another's.
+  void TakeName(Sender* sender);
+  // Whether the name is bound to another key.
+  bool IsBoundToOther(const std::string& agent, const PublicKey& key);
+  // Where names have changed, and now and then: closes connections whose name was bound to another
+  // key, and lets those go on whose claim is good now.
+  void CheckNames();
+  void Close(const Sender& sender, const Error& reason);
   void Deliver(Sender* sender, std::string message);
-  // Closes the connections that have said nothing for too long, or hold others up for too long.
-  // Returns whether connections remain that may become late.
+  // Closes the connections that have said nothing for too long. Returns whether connections remain
+  // that may become late.
   bool CloseSilent();
   // Returns whether the connection has ended, by this call or before.
-  bool CloseIfLate(std::uint64_t id, Sender* sender, bool holds_up);
-  void CloseLate(const Sender& sender, const char* omission, Clock::duration limit);
+  bool CloseIfLate(std::uint64_t id, Sender* sender);
   void CloseInBackground(transfer::Connection connection);
 
   transfer::Endpoint* const endpoint_;
   Tasks* const tasks_;
-  const Uuid secret_;
-  const Clock::duration max_hold_up_;
+  const std::string agent_;
+  const InboxLimits limits_;
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd
   std::optional<transfer::Readiness> to_accept_;
-  Senders senders_;                       // this and what follows: the thread's
-  std::uint64_t next_ = 2;                // 0 is wake_, 1 to_accept_
-  std::vector<std::uint64_t> paused_;     // senders without room
-  std::optional<std::uint64_t> largest_;  // the one sender whose message may exceed its share
-  // When others began to wait for that place.
-  std::optional<Clock::time_point> largest_wanted_;
+  Senders senders_;                 // this and what follows: the thread's
+  std::uint64_t next_ = 2;          // 0 is wake_, 1 to_accept_
+  bool silent_ = false;             // connections may become late
+  bool crowded_ = false;            // a sender waits for room that a slow one has
+  Clock::time_point next_check_{};  // of names
 
   std::mutex mutex_;
-  abi::Notifications arrived_;  // under mutex_
-  std::uint64_t takes_ = 0;     // under mutex_
-  bool room_wanted_ = false;    // under mutex_: wake the thread after a take
-  bool stopping_ = false;       // under mutex_
+  abi::Notifications arrived_;              // under mutex_
+  std::uint64_t arrived_bytes_ = 0;         // under mutex_: of arrived_
+  std::uint64_t takes_ = 0;                 // under mutex_
+  bool room_wanted_ = false;                // under mutex_: wake the thread after a take
+  bool stopping_ = false;                   // under mutex_
+  std::map<std::string, PublicKey> names_;  // under mutex_: of agents that are loaded
+  bool names_changed_ = false;              // under mutex_
+  std::atomic<std::uint64_t> refused_{0};
   std::thread thread_;
 };
 

@@ -138,8 +138,10 @@ void Peer::Connect() {
 Result<transfer::Connection> Peer::TryConnect() {
   const Deadline deadline = Deadline::After(context_->dial_timeout);
   FERRY_TRY_ASSIGN(transfer::Connection connection,
-                   context_->endpoint->Connect(info_.address, deadline));
-  const auto hello = HelloFrame({.secret = info_.secret, .agent = context_->agent});
+                   context_->endpoint->Connect(info_.address, deadline,
+                                               ConnectionSecret(context_->secret, info_.secret)));
+  const auto hello =
+      HelloFrame(context_->key->SayHello(context_->agent, name_, connection.session()));
   Status told = Ok();
   if (auto operation = connection.Notify(hello)) {
     told = operation->Wait(deadline);
@@ -210,22 +212,23 @@ void Peer::TellEarlyLoss() {
   Log(used ? LogLevel::kWarning : LogLevel::kInfo,
       fmt::format(
           "the connection to agent '{}' was lost as soon as it was made; if that agent still "
-          "runs, it does not accept the metadata that is loaded of it here, and "
-          "notifications to it are lost",
+          "runs, it does not accept this agent, and notifications to it are lost",
           name_));
 }
 
 void Peer::OnFailure(const Error& error) {
   std::deque<std::shared_ptr<Job>> waiting;  // with their posters
+  // The metadata is not the peer's any more, or the settings differ.
+  const bool refused = error.code() == Code::kRefused && !own();
   {
     const std::lock_guard lock(mutex_);
     connecting_ = false;
     if (state_ == State::kDisconnected) return;
-    // A later job dials again.
-    state_ = State::kIdle;
+    // Otherwise a later job dials again.
+    state_ = refused ? State::kLost : State::kIdle;
     waiting.swap(waiting_);
   }
-  Log(waiting.empty() ? LogLevel::kInfo : LogLevel::kError,
+  Log(waiting.empty() && !refused ? LogLevel::kInfo : LogLevel::kError,
       fmt::format("cannot connect to agent '{}': {}", name_, error.ToString()), error.where());
   // For the agent, a peer that cannot be reached is as one that is gone.
   const Error lost(Code::kPeerLost,

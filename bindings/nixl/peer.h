@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bindings/nixl/courier.h"
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/job.h"
 #include "bindings/nixl/outbox.h"
 #include "bindings/nixl/tasks.h"
@@ -26,7 +27,9 @@ class Peer final : public std::enable_shared_from_this<Peer> {
     transfer::Endpoint* endpoint = nullptr;
     Tasks* tasks = nullptr;
     Courier* courier = nullptr;
-    std::string agent;             // our own name
+    std::string agent;  // our own name
+    SecretText secret;  // that the settings give to all agents; may be empty
+    const SigningKey* key = nullptr;
     microseconds dial_timeout{0};  // for the connection and the hello frame together
   };
 
@@ -49,7 +52,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   Status Submit(const std::shared_ptr<Job>& job);
   // nullopt while it is not up.
   std::optional<transfer::Connection> connection();
-  // Whether the connection was up and was lost.
+  // Whether the connection was up and was lost, or the peer has refused it.
   bool lost();
   // Fails jobs that wait, and closes the connection on another thread.
   void Disconnect();

@@ -32,12 +32,6 @@ Result<Config> LoadSettings(const abi::Params& params) {
           fmt::format("parameter '{}' is not one of this back end; ignored", name));
     }
   }
-  // Peers prove themselves by the secret of the agent's metadata, so the library's own proof is not
-  // demanded here unless a setting asks for it.
-  const bool has_proof = !config.secret.empty() || !config.secret_file.empty();
-  if (!has_proof && config.tls == TlsMode::kOff && !config.IsSet("insecure")) {
-    config.insecure = OnOff::kOn;
-  }
   config.max_operations = std::max(config.max_operations, kMinOperations);
   FERRY_TRY(config.Validate());
   return config;

@@ -10,9 +10,7 @@ namespace ferry::nixl {
 
 // FERRY_* variables, and over them the parameters that the user gave the back end, by the names of
 // our settings ("lanes"). Parameters with other names are logged and ignored: users have them for
-// other back ends. Without a secret and without TLS peers of other machines are accepted, because
-// they prove by the agent's metadata that they may use it. Errors: kInvalidArgument naming the
-// setting.
+// other back ends. Errors: kInvalidArgument naming the setting.
 Result<Config> LoadSettings(const abi::Params& params);
 
 }  // namespace ferry::nixl

@@ -94,6 +94,7 @@ Error Inside(std::string_view what, const Error& error) {
 std::string ConnectionInfo::Serialize() const {
   Writer<std::string> writer(Kind::kConnection);
   writer.Put(secret);
+  writer.Put(key);
   const std::vector<std::byte> packed = address.Serialize();
   writer.Append(packed.data(), packed.size());
   return writer.Take();
@@ -104,7 +105,7 @@ Result<ConnectionInfo> ConnectionInfo::Parse(std::string_view bytes) {
   Reader reader(bytes);
   FERRY_TRY(reader.Begin(Kind::kConnection, kWhat));
   ConnectionInfo info;
-  if (!reader.Get(&info.secret))
+  if (!reader.Get(&info.secret) || !reader.Get(&info.key))
     return Error(Code::kCorrupt, fmt::format("the {} was cut short", kWhat));
   auto address = transfer::EndpointAddress::Parse(Raw(reader.rest()));
   if (!address) return Inside(kWhat, address.error());
@@ -130,7 +131,8 @@ Result<MemoryInfo> MemoryInfo::Parse(std::string_view bytes) {
 
 std::vector<std::byte> HelloFrame(const Hello& hello) {
   Writer<std::vector<std::byte>> writer(Kind::kHello);
-  writer.Put(hello.secret);
+  writer.Put(hello.key);
+  writer.Put(hello.signature);
   writer.Append(hello.agent.data(), hello.agent.size());
   return writer.Take();
 }
@@ -139,7 +141,8 @@ Result<Hello> ParseHello(std::span<const std::byte> frame) {
   Reader reader(Text(frame));
   FERRY_TRY(reader.Begin(Kind::kHello, "first frame of a connection"));
   Hello hello;
-  if (!reader.Get(&hello.secret) || reader.rest().size() > kMaxNameBytes) {
+  if (!reader.Get(&hello.key) || !reader.Get(&hello.signature) ||
+      reader.rest().size() > kMaxNameBytes) {
     return Error(Code::kCorrupt, "the first frame of a connection is malformed");
   }
   hello.agent = reader.rest();
@@ -183,6 +186,8 @@ Result<std::optional<std::string>> Joiner::Add(const Piece& piece) {
   }
   ++next_;
   total_ = header.total;
+  // Memory that no piece has come for is not touched.
+  if (header.offset == 0) bytes_.reserve(total_);
   bytes_ += piece.bytes;
   if (bytes_.size() < total_) return std::optional<std::string>();
   return std::optional(std::exchange(bytes_, {}));

@@ -1,5 +1,6 @@
 // The bytes that agents of ours exchange: metadata by NIXL's ways, frames in notifications.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,16 +16,21 @@
 
 namespace ferry::nixl {
 
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 // The largest notification of a connection.
 inline constexpr std::size_t kMaxFrameBytes = 64 << 10;
 inline constexpr std::size_t kMaxNameBytes = 4096;
-inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t kMaxMessageBytes = 16 << 20;
+
+// They are those of Ed25519 (RFC 8032).
+using PublicKey = std::array<std::byte, 32>;
+using Signature = std::array<std::byte, 64>;
 
 // What an agent tells its peers of its endpoint, in its metadata.
 struct ConnectionInfo {
   transfer::EndpointAddress address;
-  Uuid secret;  // whoever connects proves by it that it has the metadata
+  Uuid secret;      // both sides of a connection prove by it that they have the metadata
+  PublicKey key{};  // the agent proves its name by the other half
 
   std::string Serialize() const;
   // Errors: kCorrupt for bytes of another origin or version.
@@ -40,9 +46,10 @@ struct MemoryInfo {
   static Result<MemoryInfo> Parse(std::string_view bytes);
 };
 
-// The first notification of every connection: who speaks, and that it may.
+// The first notification of every connection: who speaks (identity.h has what is signed).
 struct Hello {
-  Uuid secret;  // the receiver's, from its metadata
+  PublicKey key{};
+  Signature signature{};
   std::string agent;
 };
 std::vector<std::byte> HelloFrame(const Hello& hello);

@@ -112,7 +112,7 @@ struct NetSettings {
 struct SecuritySettings {
   SecretText secret;             // shared with every peer; empty: none
   std::string secret_file;       // file that contains the secret
-  OnOff insecure = OnOff::kOff;  // on: without a secret, trusts peers on other machines too
+  OnOff insecure = OnOff::kOff;  // on: without a secret, trusts everybody
   TlsMode tls = TlsMode::kOff;   // on every lane: kPsk from the secret, or kCert
   std::string tls_cert;          // PEM files: this endpoint's certificate with its chain,
   std::string tls_key;           // its key, without a password,

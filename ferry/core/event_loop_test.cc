@@ -476,6 +476,9 @@ TEST(EventLoop, WorkerSleepsThroughAVisitThatLasts) {
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
   ASSERT_TRUE((*loop)->StartWorker("rests"));
+  Flag up;  // the worker has its name
+  (*loop)->Post([&] { up.Set(); });
+  ASSERT_TRUE(up.WaitFor());
   const auto never = [] { return false; };
   (void)(*loop)->DriveUntil(never, Deadline::After(milliseconds(50)), microseconds(0));
   const std::int64_t before = SleepsOf("rests");

@@ -26,8 +26,6 @@ namespace internal {
 inline std::atomic<LogLevel> log_level{LogLevel::kWarn};
 inline std::atomic<LogFormat> log_format{LogFormat::kText};
 void WriteLog(LogLevel level, std::string_view subsystem, LogFields fields, std::string_view text);
-// Allows as many limited lines as in a new second. For tests, which share a process.
-void ResetLineLimit();
 }  // namespace internal
 
 // Sets the format of lines for the whole process. Any thread.
@@ -50,7 +48,8 @@ inline bool LogEnabled(LogLevel level) noexcept {
 // \xNN, so a message is one line whatever a peer put into it. In JSON a line is one object (RFC
 // 8259) with the strings "time", "level", "subsystem" and "message", and the fields; bytes that are
 // not UTF-8 become U+FFFD. Any thread; lines never interleave. A message below the level costs one
-// load and formats nothing.
+// load and formats nothing. A process that closes descriptor 2 after it has loaded this library
+// must put another file in its place: the next file that it opens gets the number, and the lines.
 //
 // Log(LogLevel::kWarn, "tcp", "lane {} to {} is down", lane, peer);
 template <class... Args>

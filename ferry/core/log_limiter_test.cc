@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/core/stderr_line.h"
+
 namespace ferry {
 namespace {
 
@@ -93,19 +95,23 @@ TEST_F(LimiterTest, AResetForgetsAllKeysAndWhatWasSuppressed) {
   EXPECT_EQ(limiter_.Admit("b"), 0u);
 }
 
-// Two tests of one process that log more than a peer may in a second: the second writes all the same.
+// Each of the two uses up what a process may log in a second.
 class LimitsOfTests : public testing::TestWithParam<int> {};
 
 TEST_P(LimitsOfTests, AreNotUsedUpByAnEarlierTestOfTheProcess) {
   testing::internal::CaptureStderr();
+  const auto begin = Clock::now();
   for (int i = 0; i < kMaxLinesPerSecond; ++i) {
     PeerLogLimiter().Write(LogLevel::kWarn, "transfer", std::to_string(i % 10), {}, "refused");
   }
   for (int i = 0; i < kPeerLines; ++i) {
     PeerLogLimiter().Write(LogLevel::kWarn, "transfer", "0", {}, "refused");
   }
+  const bool in_a_second = Clock::now() - begin < seconds(1);
   const std::string out = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), kMaxLinesPerSecond);
+  const auto lines = std::count(out.begin(), out.end(), '\n');
+  EXPECT_GE(lines, kMaxLinesPerSecond);
+  EXPECT_TRUE(lines == kMaxLinesPerSecond || !in_a_second) << lines;
 }
 
 INSTANTIATE_TEST_SUITE_P(One, LimitsOfTests, testing::Values(1, 2));

@@ -17,6 +17,14 @@
 namespace ferry::internal {
 namespace {
 
+// Whether descriptor 2 was open when the library was loaded. Where it was not, whatever has that
+// number since then is the application's own.
+bool HasStderr() noexcept {
+  static const bool open = ::fcntl(STDERR_FILENO, F_GETFD) >= 0;
+  return open;
+}
+[[maybe_unused]] const bool kHadStderr = HasStderr();  // asks at load
+
 // For a pipe or terminal. poll(2) alone is not enough: other processes write to the same pipe. The
 // flag O_NONBLOCK would apply to them, too, unless this process opens the pipe again.
 ssize_t WriteToPipe(std::string_view bytes) noexcept {
@@ -31,7 +39,7 @@ ssize_t WriteToPipe(std::string_view bytes) noexcept {
 
 ssize_t WriteOnce(std::string_view bytes) noexcept {
   struct stat about {};
-  if (::fstat(STDERR_FILENO, &about) != 0) return -1;
+  if (!HasStderr() || ::fstat(STDERR_FILENO, &about) != 0) return -1;
   switch (about.st_mode & S_IFMT) {
     case S_IFREG: return ::write(STDERR_FILENO, bytes.data(), bytes.size());
     case S_IFIFO:

@@ -17,14 +17,18 @@ constexpr int kMaxLinesPerSecond = 100;
 std::string EscapeControls(std::string_view text);
 
 // Writes "<text>\n" to stderr, with EscapeControls(). Neither blocks nor raises SIGPIPE: where
-// stderr is full, closed, or no longer a file, pipe, terminal or Unix socket, the line is lost. The
-// next line that is written follows one that tells how many were lost. Any thread; lines do not
+// stderr is full, closed, or no longer a file, pipe, terminal or Unix socket, the line is lost, and
+// so is every line of a process whose descriptor 2 was closed when it loaded this library. The next
+// line that is written follows one that tells how many were lost. Any thread; lines do not
 // interleave.
 void WriteStderrLine(std::string_view text, LineLimit limit) noexcept;
 
 namespace internal {
 // Writes the bytes as they are; returns how many stderr took. Takes no lock.
 std::size_t WriteStderr(std::string_view bytes) noexcept;
+
+// Allows as many limited lines as a new second does. For tests, which share a process.
+void ResetLineLimit();
 }  // namespace internal
 
 }  // namespace ferry

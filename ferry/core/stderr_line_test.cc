@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -161,6 +163,30 @@ TEST(StderrLineDeathTest, AnInternetSocketThatHasTheNumberOfStderrGetsNoLine) {
     Exit(::recv(server, got.data(), got.size(), 0) == 1 && got[0] == 'x');
   };
   EXPECT_EXIT(run(), ExitedWithCode(0), "");
+}
+
+// The test's process begins anew without stderr, as only that is what the library remembers.
+TEST(StderrLineDeathTest, AFileOfAProcessThatBeganWithoutStderrGetsNoLine) {
+  constexpr const char* kBegan = "STDERR_LINE_TEST_BEGAN_WITHOUT_STDERR";
+  constexpr int kEmpty = 7;
+  if (std::getenv(kBegan) != nullptr) {
+    Replace(::memfd_create("file", 0));
+    WriteStderrLine("a line", LineLimit::kNone);
+    Log(LogLevel::kError, "test", "a line");
+    struct stat about {};
+    ::_exit(::fstat(STDERR_FILENO, &about) == 0 && about.st_size == 0 ? kEmpty : 1);
+  }
+  const auto run = [&] {
+    (void)::setenv(kBegan, "1", 1);
+    (void)::unsetenv("GTEST_TOTAL_SHARDS");
+    (void)::dup2(::open("/dev/null", O_WRONLY), STDOUT_FILENO);
+    (void)::close(STDERR_FILENO);
+    const std::string filter = std::string("--gtest_filter=*.") +
+                               testing::UnitTest::GetInstance()->current_test_info()->name();
+    (void)::execl("/proc/self/exe", "test", filter.c_str(), nullptr);
+    Exit(false);
+  };
+  EXPECT_EXIT(run(), ExitedWithCode(kEmpty), "");
 }
 
 TEST(StderrLineDeathTest, DescriptorsOfOursDoNotGetTheNumbersOfStandardStreams) {

@@ -29,7 +29,7 @@ std::string Admission::SourceOf(std::string_view host) {
 std::optional<Admission::Id> Admission::Enter(Id id, std::string_view host, bool same_machine,
                                               Time now) {
   ForgetExpired(now);
-  Entry entry{SourceOf(host), now, /*silent=*/true, same_machine};
+  Entry entry{SourceOf(host), now, /*silent=*/true};
   // May insert an empty source, which gets its entry below.
   std::optional<Id> leaving = WhoLeaves(sources_[entry.source], same_machine, now);
   if (leaving) Leave(*leaving);
@@ -75,8 +75,8 @@ void Admission::MarkSpoken(Id id, Time now, bool proven) {
   Unqueue(id, entry);
   entry.since = now;
   // Protection is limited for a source whose peers have proven nothing. Who is protected already,
-  // shares the machine, or knows the secret, does not count against the limit.
-  const bool any_may = proven || entry.same_machine || !entry.silent;
+  // or has proven something, does not count against the limit.
+  const bool any_may = proven || !entry.silent;
   // Still silent, but as if it had come now: it has sent something, so it is evicted last among
   // them.
   if (!any_may && source.spoken >= kMaxSpoken) {
@@ -90,6 +90,12 @@ void Admission::MarkSpoken(Id id, Time now, bool proven) {
   }
   entry.silent = false;
   protected_.emplace(now, id);
+}
+
+bool Admission::NeedsProof(Id id) const {
+  const auto it = all_.find(id);
+  return it != all_.end() && it->second.silent &&
+         sources_.at(it->second.source).spoken >= kMaxSpoken;
 }
 
 void Admission::Leave(Id id) {

@@ -26,11 +26,11 @@ namespace ferry::net {
 // connection in the kernel's queue waits for a bounded time.
 //
 // Anybody can send the beginning of a handshake, so speaking protects at most kMaxSpoken peers of
-// one source at a time; further ones still count as silent.
+// one source at a time, and those who have proved who they are; further ones still count as silent.
 //
 // The silent peers of one source, an IPv4 address or an IPv6 /64, hold at most half of the places,
 // or kMaxLanes; beyond that the source's own oldest peer is evicted. Addresses of this machine are
-// exempt from both limits, because all its users share them.
+// exempt from this limit, because all its users, and all who come through its proxies, share them.
 class Admission {
  public:
   using Id = std::uint64_t;
@@ -52,8 +52,10 @@ class Admission {
   // and has left the table. An entry before WhenRoom() exceeds the places, up to twice as many.
   std::optional<Id> Enter(Id id, std::string_view host, bool same_machine, Time now);
   // Call when the peer has sent the beginning of a handshake, or more of it. `proven`: the bytes
-  // also prove that it knows our secret.
+  // also prove that it knows our secret, or that it is a process of this machine.
   void MarkSpoken(Id id, Time now, bool proven = false);
+  // Whether MarkSpoken() protects this peer only if it is `proven`.
+  bool NeedsProof(Id id) const;
   // Call when the peer is authenticated or its lane has closed.
   void Leave(Id id);
   // An authenticated peer at `host` will open `lanes` further lanes before `until`.
@@ -70,9 +72,8 @@ class Admission {
   using Queue = std::set<std::pair<Time, Id>>;
   struct Entry {
     std::string source;
-    Time since;           // entered, or last progress
-    bool silent = false;  // neither expected nor protected by having spoken
-    bool same_machine = false;
+    Time since;            // entered, or last progress
+    bool silent = false;   // neither expected nor protected by having spoken
     bool counted = false;  // in Source::spoken
   };
   struct Source {

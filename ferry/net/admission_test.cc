@@ -106,6 +106,25 @@ TEST_F(AdmissionTest, ThisMachineIsHeldToTheTableOnly) {
   EXPECT_EQ(table_.size(), kPlaces);
 }
 
+TEST_F(AdmissionTest, AnAddressOfThisMachineProtectsNobodyWhoHasSpokenWithoutAProof) {
+  EnterMany(10, "127.0.0.1", kHere);
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    EXPECT_FALSE(table_.NeedsProof(id));
+    table_.MarkSpoken(id, now_);
+  }
+  EXPECT_FALSE(table_.NeedsProof(1)) << "it is protected already";
+  EXPECT_TRUE(table_.NeedsProof(9));
+  table_.MarkSpoken(9, now_);
+  EXPECT_TRUE(table_.NeedsProof(10));
+  table_.MarkSpoken(10, now_, /*proven=*/true);
+  EXPECT_FALSE(table_.NeedsProof(10));
+  EXPECT_FALSE(table_.NeedsProof(11)) << "there is none";
+  now_ += milliseconds(1);
+  EnterSpread(246);
+  now_ += Admission::kGrace;
+  EXPECT_THAT(Enter("10.9.9.9"), Optional(9u));
+}
+
 TEST_F(AdmissionTest, WhenFullTheOldestSilentOneLeavesWhoeverHasMost) {
   EnterMany(1, "quiet");
   EnterMany(8, "peer");

@@ -6,8 +6,10 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -22,7 +24,8 @@ namespace {
 // IFLA_PARENT_DEV_NAME, which older headers lack.
 constexpr std::uint16_t kParentDevice = 56;
 
-std::span<const std::byte> BytesOf(const int& number) {
+template <class T>
+std::span<const std::byte> BytesOf(const T& number) {
   return std::as_bytes(std::span(&number, 1));
 }
 
@@ -59,25 +62,26 @@ int InterfaceIn(std::span<const std::byte> route) {
   return index;
 }
 
-// The interface that a socket is bound to; 0: none.
-int BindingOf(int socket) {
-  int index = 0;
-  socklen_t bytes = sizeof index;
-  return ::getsockopt(socket, SOL_SOCKET, SO_BINDTOIFINDEX, &index, &bytes) == 0 ? index : 0;
+// An option of SOL_SOCKET; 0 where the kernel does not know it.
+int OptionOf(int socket, int option) {
+  int value = 0;
+  socklen_t bytes = sizeof value;
+  return ::getsockopt(socket, SOL_SOCKET, option, &value, &bytes) == 0 ? value : 0;
 }
 
-// The interface through which packets between the two addresses leave; 0 if they stay here.
-int EgressOf(const SocketEnds& ends, int bound) {
-  const bool v4 = ends.family == AF_INET;
-  rtmsg request = RouteRequest(ends.family);
-  request.rtm_dst_len = request.rtm_src_len = v4 ? 32 : 128;
-  std::vector<std::byte> body = BodyOf(request);
-  const std::size_t bytes = v4 ? 4 : 16;
-  AppendAttribute(&body, RTA_DST, std::as_bytes(std::span(ends.remote.address)).first(bytes));
-  AppendAttribute(&body, RTA_SRC, std::as_bytes(std::span(ends.local.address)).first(bytes));
-  if (bound != 0) AppendAttribute(&body, RTA_OIF, BytesOf(bound));
-  const auto route = AskRoute(body);
-  return route ? InterfaceIn(*route) : 0;
+// What routing rules can ask for beside the addresses. A kernel ignores attributes that it does not
+// know: the protocol and the ports before Linux 4.18.
+void AppendSelectors(std::vector<std::byte>* body, int socket, const SocketEnds& ends) {
+  const int bound = OptionOf(socket, SO_BINDTOIFINDEX);
+  if (bound != 0) AppendAttribute(body, RTA_OIF, BytesOf(bound));
+  AppendAttribute(body, RTA_MARK, BytesOf(OptionOf(socket, SO_MARK)));
+  // The user who has made the socket owns its inode.
+  struct stat info {};
+  if (::fstat(socket, &info) == 0) AppendAttribute(body, RTA_UID, BytesOf(info.st_uid));
+  AppendAttribute(body, RTA_IP_PROTO,
+                  BytesOf(static_cast<std::uint8_t>(OptionOf(socket, SO_PROTOCOL))));
+  AppendAttribute(body, RTA_SPORT, BytesOf(ends.local.port));
+  AppendAttribute(body, RTA_DPORT, BytesOf(ends.remote.port));
 }
 
 bool HasDevice(int interface) {
@@ -87,9 +91,23 @@ bool HasDevice(int interface) {
 
 }  // namespace
 
-bool LeavesThroughDevice(int socket) {
+int EgressOf(int socket) {
   const auto ends = EndsOf(socket);
-  const int interface = ends ? EgressOf(*ends, BindingOf(socket)) : 0;
+  if (!ends) return 0;
+  const bool v4 = ends->family == AF_INET;
+  rtmsg request = RouteRequest(ends->family);
+  request.rtm_dst_len = request.rtm_src_len = v4 ? 32 : 128;
+  std::vector<std::byte> body = BodyOf(request);
+  const std::size_t bytes = v4 ? 4 : 16;
+  AppendAttribute(&body, RTA_DST, std::as_bytes(std::span(ends->remote.address)).first(bytes));
+  AppendAttribute(&body, RTA_SRC, std::as_bytes(std::span(ends->local.address)).first(bytes));
+  AppendSelectors(&body, socket, *ends);
+  const auto route = AskRoute(body);
+  return route ? InterfaceIn(*route) : 0;
+}
+
+bool LeavesThroughDevice(int socket) {
+  const int interface = EgressOf(socket);
   return interface != 0 && HasDevice(interface);
 }
 

@@ -6,6 +6,12 @@
 
 namespace ferry::net {
 
+// The index of the interface through which the kernel routes a connected socket's packets; 0 if
+// they stay in this network namespace, or if the kernel does not tell. Follows routing rules by
+// mark, user, protocol and ports too (ip-rule(8)). Concerns the network namespace of the calling
+// thread.
+int EgressOf(int socket);
+
 // Whether the kernel routes a connected TCP socket's packets through a network device of the
 // machine (one that has a bus). False for loopback and for everything that may lead to another
 // network namespace of this machine: veth, bridges, tunnels; also for VLANs and bonds, and where

@@ -165,7 +165,7 @@ struct LaneInfo {
   std::string remote;              // the same form
   std::string interface;           // that the route to the peer uses: "lo", "eth0"
   std::string congestion_control;  // in force, with the reason: "reno (bbr replaced: ...)"
-  bool same_machine = false;       // the peer's address is loopback or an address of this machine
+  bool same_machine = false;       // the peer's address is ours; so is that of a proxy here
   std::uint64_t send_buffer_bytes = 0;
   std::uint64_t recv_buffer_bytes = 0;
   bool authenticated = false;     // the provider has authenticated the peer cryptographically
@@ -225,8 +225,10 @@ class Lane {
   virtual void SetMaxMeta(std::size_t bytes) = 0;
   virtual LaneInfo Info() const = 0;
   // Between the handshake and Attach(), or on the lane's loop: whether the peer is this process of
-  // our user on this machine, as it says itself. Only then are pages spliced to a peer on a path
-  // that may stay in this machine, because there the peer's kernel takes the pages themselves.
+  // our user on this machine, as it says itself. Only such a peer is admitted without a secret. And
+  // only then are pages spliced to a peer on a path that may stay in this machine, because there
+  // the peer's kernel takes the pages themselves. Where the process has no descriptor left to ask
+  // the kernel with, errno is EMFILE or ENFILE.
   virtual bool ProvePeer(const ProcessHint& /*process*/) { return false; }
   // Whether what was sent up to this position (OutFrame::spliced_to) has left the kernel: the
   // peer's TCP has acknowledged it, or the lane is closed. An acknowledgement of the peer that

@@ -1,6 +1,7 @@
 // Tests the proof that a process of ours has the other end of a connection.
 #include "ferry/net/socket_owner.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -9,7 +10,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 
 #include "ferry/core/check.h"
@@ -120,6 +123,31 @@ std::optional<bool> IsChildBelieved(const std::function<bool()>& change) {
 
 TEST(SocketOwner, IsBelievedFromAnotherProcessOfThisUser) {
   EXPECT_EQ(IsChildBelieved([] { return true; }), true);
+}
+
+TEST(SocketOwner, StaysTheParentOfAChildThatHasInheritedTheSocket) {
+  const Pair pair;
+  const ListedSocket listed(pair.dialed.fd());
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const UniqueFd reads(ends[0]);
+  UniqueFd writes(ends[1]);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const ProcessHint hint = ThisProcess();
+    (void)!::write(writes.get(), &hint, sizeof hint);
+    (void)::pause();
+    ::_exit(0);
+  }
+  writes.reset();
+  ProcessHint hint;
+  EXPECT_EQ(::read(reads.get(), &hint, sizeof hint), sizeof hint);
+  EXPECT_EQ(hint.pid, child);
+  EXPECT_FALSE(IsHeldBy(hint, pair.accepted.get()));
+  EXPECT_TRUE(IsHeldBy(ThisProcess(), pair.accepted.get()));
+  EXPECT_EQ(::kill(child, SIGKILL), 0);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
 }
 
 TEST(SocketOwner, IsNotBelievedFromAnotherUser) {

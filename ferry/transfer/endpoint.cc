@@ -14,7 +14,8 @@
 
 namespace ferry::transfer {
 
-Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider) {
+Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider,
+                                  const SecretText& secret) {
   WarnOfUnknownVariables();
   FERRY_TRY(config.Validate());
   if (!provider) {
@@ -22,7 +23,7 @@ Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Pro
   }
   const Config fitted = FittedTo(provider->capabilities(), config);
   auto core = std::make_shared<EndpointCore>(fitted, std::move(provider));
-  FERRY_TRY(core->Start());
+  FERRY_TRY(core->Start(secret));
   return Endpoint(std::move(core));
 }
 
@@ -55,7 +56,8 @@ Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights,
   return Region(std::move(state), core_.get());
 }
 
-Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline deadline) {
+Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline deadline,
+                                     const SecretText& secret) {
   if (core_.forked()) return MadeBeforeFork("endpoint");
   if (address.at.empty()) {
     return Error(Code::kInvalidArgument,
@@ -63,7 +65,9 @@ Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline de
   }
   const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
   // Shared with its tasks.
-  auto dialer = std::make_shared<Dialer>(core_.get(), address.at, address.endpoint, limit);
+  auto dialer = std::make_shared<Dialer>(
+      core_.get(), address.at, address.endpoint, limit,
+      secret.empty() ? std::nullopt : std::optional<Secret>(std::in_place, secret));
   core_->Follow(dialer);
   EventLoop* const home = dialer->home();
   home->PostOrRun([dialer] { dialer->StartOnLoop(); });

@@ -31,11 +31,14 @@ namespace ferry::transfer {
 // endpoint.
 class Endpoint {
  public:
-  // `provider`: null for the one that config.provider names. Errors: kInvalidArgument (config,
-  // config.interfaces selects no address, or there is no such plugin), kUnavailable (ports, file
-  // descriptors, a plugin that does not start), kUnsupported (not a plugin).
+  // `provider`: null for the one that config.provider names. `secret`: what peers have to prove, in
+  // the place of config's secret, from which TLS keys are still made; empty: that one. Errors:
+  // kInvalidArgument (config, config.interfaces selects no address, or there is no such plugin),
+  // kUnavailable (ports, file descriptors, a plugin that does not start), kUnsupported (not a
+  // plugin).
   static Result<Endpoint> Create(const Config& config,
-                                 std::unique_ptr<net::Provider> provider = nullptr);
+                                 std::unique_ptr<net::Provider> provider = nullptr,
+                                 const SecretText& secret = {});
   Endpoint(Endpoint&&) = default;
   Endpoint& operator=(Endpoint&& other) noexcept;
   ~Endpoint();
@@ -64,8 +67,10 @@ class Endpoint {
   // Errors: kInvalidArgument (unknown host), kPeerLost (nothing listens, or the peer closed),
   // kTimedOut, kCorrupt (not a Tensorferry endpoint), kUnsupported (version), kRefused (secrets or
   // settings differ, or another endpoint listens there), kUnavailable (the peer is at its
-  // connection limit).
-  Result<Connection> Connect(const EndpointAddress& address, Deadline deadline);
+  // connection limit). `secret`: the peer's, which both sides prove on each lane, those that
+  // replace others later as well; empty: this endpoint's own.
+  Result<Connection> Connect(const EndpointAddress& address, Deadline deadline,
+                             const SecretText& secret = {});
   Result<Connection> Connect(std::string_view host_and_port, Deadline deadline);
   // Ends every connection, operation and blocked call with kCancelled, as the destructor does;
   // blocks until nothing touches memory. Idempotent; a concurrent second call does not wait. Later

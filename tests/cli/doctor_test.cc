@@ -124,7 +124,7 @@ TEST(Doctor, SomethingElseThatListensIsNoPeer) {
   const SilentListener listener;
   const std::string address = fmt::format("127.0.0.1:{}", listener.port());
   const Context context =
-      RunBy(FerryWith({"FERRY_CONNECT_TIMEOUT=300ms"}, {"doctor", "--peer", address, "--json"}));
+      RunBy(FerryWith({"FERRY_CONNECT_TIMEOUT=1s"}, {"doctor", "--peer", address, "--json"}));
   EXPECT_EQ(context.exit_code, 6);
   EXPECT_EQ(context.verdict("reach"), "ok");
   EXPECT_EQ(context.verdict("peer"), "problem");

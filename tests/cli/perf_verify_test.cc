@@ -24,7 +24,8 @@ constexpr std::uint64_t kOpBytes = kMiB;
 // first one finds out how long they take, and those after it are timed. Nothing else of size
 // passes.
 ProgramEnd RunWithOneWrongByte(const std::string& op, std::uint64_t timed, std::uint64_t wrong) {
-  Program server({"perf", "server", "--listen", "127.0.0.1", "--port", "0", "--json"});
+  Program server(
+      {"perf", "server", "--listen", "127.0.0.1", "--port", "0", "--json", "--insecure"});
   const auto target = net::ParseAddress(AddressOf(&server), 0);
   EXPECT_TRUE(target);
   auto proxy = FaultProxy::Start(*target);
@@ -33,7 +34,7 @@ ProgramEnd RunWithOneWrongByte(const std::string& op, std::uint64_t timed, std::
                       (1 + wrong) * kOpBytes + kOpBytes / 2);
   return Ferry({"perf", "client", (*proxy)->address().ToString(), "--op", op, "--size", "1MiB",
                 "--lanes", "1", "--warmup", "0", "--iters", std::to_string(timed), "--rounds", "1",
-                "--no-floor", "--json"});
+                "--no-floor", "--json", "--insecure"});
 }
 
 class PerfVerify : public testing::TestWithParam<const char*> {};

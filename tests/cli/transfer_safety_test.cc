@@ -27,6 +27,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 constexpr uid_t kNobody = 65534;
+constexpr const char* kNotUs = "it is not proved that a process of user 0 is there itself";
 constexpr std::uint64_t kBigBytes = std::uint64_t{512} << 20;
 // So that a file of that size takes about 25 seconds: no test waits for its end.
 constexpr const char* kSlow = "lane_rate_bytes=20MiB";
@@ -103,7 +104,7 @@ TEST_F(OtherUsers, AreRefusedByATransferServerWithoutASecretAndOwnProcessesAreNo
   const std::string address = AddressOf(&server);
   const ProgramEnd refused = FerryAs(kNobody, Message(address));
   EXPECT_EQ(refused.exit_code, 1) << refused.err;
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("belongs to user 65534"), HasSubstr("--secret-file")));
+  EXPECT_THAT(refused.err, AllOf(HasSubstr(kNotUs), HasSubstr("FERRY_SECRET_FILE")));
   const ProgramEnd own = Ferry(Message(address));
   EXPECT_EQ(own.exit_code, 0) << own.err;
 }
@@ -118,19 +119,23 @@ TEST_F(OtherUsers, AreRefusedOverIpv6AndByTheMappedFormOfIpv4) {
     if (own.exit_code != 0) continue;  // no IPv6 on this machine
     const ProgramEnd refused = FerryAs(kNobody, Message(host + port));
     EXPECT_EQ(refused.exit_code, 1) << refused.err;
-    EXPECT_THAT(refused.err, HasSubstr("belongs to user 65534")) << host;
+    EXPECT_THAT(refused.err, HasSubstr(kNotUs)) << host;
   }
 }
 
-TEST_F(OtherUsers, MayUseATransferServerWithTheSecretOrWhereItIsInsecure) {
+TEST_F(OtherUsers, MayUseATransferServerWithTheSecretOrWhereBothAreInsecure) {
   Program server(ServerOf(received_, {"--secret-file", (there_ / "secret").string()}));
   const std::string address = AddressOf(&server);
   const ProgramEnd with = FerryAs(kNobody, Message(address, {"--set", Secret()}));
   EXPECT_EQ(with.exit_code, 0) << with.err;
   EXPECT_NE(FerryAs(kNobody, Message(address)).exit_code, 0);
   Program insecure(ServerOf(received_, {"--insecure"}));
-  const ProgramEnd trusted = FerryAs(kNobody, Message(AddressOf(&insecure)));
+  const std::string open = AddressOf(&insecure);
+  const ProgramEnd trusted = FerryAs(kNobody, Message(open, {"--insecure"}));
   EXPECT_EQ(trusted.exit_code, 0) << trusted.err;
+  const ProgramEnd cautious = FerryAs(kNobody, Message(open));
+  EXPECT_EQ(cautious.exit_code, 1) << cautious.err;
+  EXPECT_THAT(cautious.err, HasSubstr("it is not proved that a process of user 65534"));
 }
 
 TEST_F(OtherUsers, DoNotUseUpTheOneTransferOfOnce) {
@@ -148,7 +153,7 @@ TEST_F(OtherUsers, AreRefusedByAPerfServerWithoutASecretAndOwnProcessesAreNot) {
                           "--iters", "1",      "--rounds", "1",      "--no-floor"};
   const ProgramEnd refused = FerryAs(kNobody, measure);
   EXPECT_EQ(refused.exit_code, 1) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("belongs to user 65534"));
+  EXPECT_THAT(refused.err, HasSubstr(kNotUs));
   const ProgramEnd own = Ferry(measure);
   EXPECT_EQ(own.exit_code, 0) << own.err;
 }

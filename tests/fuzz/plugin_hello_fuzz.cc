@@ -29,7 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   FERRY_CHECK(again && again->kind == theirs->kind && again->plugin == theirs->plugin &&
               again->plugin_version == theirs->plugin_version &&
               again->chunk_bytes == theirs->chunk_bytes && again->tag_base == theirs->tag_base &&
-              again->has_secret == theirs->has_secret && again->nonce == theirs->nonce &&
+              again->has_secret == theirs->has_secret &&
+              again->process.pid == theirs->process.pid && again->nonce == theirs->nonce &&
               again->handle == theirs->handle && again->mac == theirs->mac &&
               again->text == theirs->text);
   // Every byte but the mac's own is signed.

@@ -77,6 +77,7 @@ class ScriptedLane final : public net::Lane {
   void Close(net::Closing how) override;
   void SetMaxMeta(std::size_t /*bytes*/) override {}
   net::LaneInfo Info() const override;
+  bool ProvePeer(const net::ProcessHint& /*process*/) override { return local_; }
   std::uint64_t BytesReceived() const override { return peer_->received_; }
 
   // Lanes that have not been destroyed.

@@ -258,7 +258,7 @@ class KeyFlood {
 };
 
 TEST_F(PendingPeersTest, AFloodOfForgedAndStaleKeysIsRefusedAndLoggedOnceASecond) {
-  StartServer({});
+  StartServer({"insecure=on"});
   const auto stale = Must(transfer::RemoteRegion::Parse(server_->Region("old", 4096, 0))).key;
   server_->Deregister("old");
   wire::KeyBody forged = Must(transfer::RemoteRegion::Parse(key_)).key;

@@ -46,6 +46,7 @@ class PeerMemoryTest : public testing::Test {
     // An honest peer connects while the floods of others are still read, on a busy machine.
     settings.emplace_back("connect_timeout=60s");
     settings.emplace_back("handshake_timeout=60s");
+    settings.emplace_back("insecure=on");
     settings.emplace_back(fmt::format("lanes={}", kLanes));
     settings_ = settings;
     server_.emplace(settings);

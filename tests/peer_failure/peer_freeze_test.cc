@@ -117,7 +117,7 @@ TEST_P(PeerFreeze, EndsEveryKindOfOperationAfterThePeerTimeout) {
 }
 
 TEST_P(PeerFreeze, TimesAWriteOutByItsOwnDeadlineAndTheGrace) {
-  constexpr milliseconds kDeadline{1000};
+  constexpr milliseconds kDeadline{2000};
   LinkedPeer link(FastZeroCopySettings({"peer_timeout=30s"}));
   const PatternRegion source(link.endpoint, kFreezeBulk, kSourceSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));
@@ -143,7 +143,7 @@ TEST_P(PeerFreeze, TimesAWriteOutByItsOwnDeadlineAndTheGrace) {
 // All of it lay in the peer's socket, from where it came into place after the write had ended.
 TEST_P(PeerFreeze, KeepsASmallWriteThatTimedOutFromEverArriving) {
   constexpr std::uint64_t kSmall = 32 * kKiB;
-  constexpr milliseconds kDeadline{200};
+  constexpr milliseconds kDeadline{1000};
   LinkedPeer link(FastZeroCopySettings({"peer_timeout=30s"}));
   const PatternRegion source(link.endpoint, kSmall, kSourceSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kSmall, kPeerInSeed)));
@@ -160,7 +160,7 @@ TEST_P(PeerFreeze, KeepsASmallWriteThatTimedOutFromEverArriving) {
 }
 
 TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
-  constexpr milliseconds kDeadline{500};
+  constexpr milliseconds kDeadline{1000};
   LinkedPeer link(FastZeroCopySettings({"peer_timeout=30s"}));
   PatternRegion destination(link.endpoint, kFreezeBulk, kDestinationSeed);
   const auto out = Must(link.connection.Import(link.peer.Region("out", kFreezeBulk, kPeerOutSeed)));
@@ -187,7 +187,7 @@ TEST_P(PeerFreeze, TimesAReadOutByItsOwnDeadlineAndKeepsTheConnection) {
 }
 
 TEST_P(PeerFreeze, ThatIsShorterThanThePeerTimeoutOnlyDelaysTheTransfer) {
-  LinkedPeer link(FastZeroCopySettings());
+  LinkedPeer link(FastZeroCopySettings({"peer_timeout=4s"}));
   const PatternRegion source(link.endpoint, kFreezeBulk, kSourceSeed);
   const PatternRegion destination(link.endpoint, kFreezeBulk, kDestinationSeed);
   const auto in = Must(link.connection.Import(link.peer.Region("in", kFreezeBulk, kPeerInSeed)));
@@ -196,7 +196,7 @@ TEST_P(PeerFreeze, ThatIsShorterThanThePeerTimeoutOnlyDelaysTheTransfer) {
   Operation read = ReadBy(link.connection, destination, out, kTimeout);
   link.peer.AwaitChange("in", kFreezeEarlyWord, kPeerInSeed);
   Stop(link.peer);
-  LetPass(link.connection, kPeerTimeout - 2 * kHeartbeat);
+  LetPass(link.connection, milliseconds(2000));
   EXPECT_FALSE(write.Poll() && read.Poll());
   link.peer.process().Continue();
 

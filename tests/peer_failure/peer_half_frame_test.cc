@@ -31,7 +31,7 @@ void PrintTo(const Ending& ending, std::ostream* out) { *out << ending.command; 
 class HalfFrame : public testing::TestWithParam<Ending> {
  protected:
   HalfFrame()
-      : endpoint_(Must(Endpoint::Create(ConfigOf(FastSettings())))),
+      : endpoint_(Must(Endpoint::Create(ConfigOf(FastSettings({"insecure=on"}))))),
         target_(endpoint_, 2 * kAnnounced, kSeed),
         raw_(Must(PeerProcess::Start("raw"))) {}
 

@@ -91,8 +91,8 @@ std::string PlaceName(const cuda::DeviceApi* devices, int place) {
 // Few slots between GPUs and network, so that they are waited for.
 Settings SoakSettings(const Settings& more = {}) {
   Settings settings =
-      FastSettings({"lanes=3", "slice_bytes=64KiB", "window_bytes=256KiB", "checksum=on",
-                    "connect_timeout=1s", "lane_timeout=500ms", "stage_bytes=1MiB",
+      FastSettings({"lanes=3", "insecure=on", "slice_bytes=64KiB", "window_bytes=256KiB",
+                    "checksum=on", "connect_timeout=1s", "lane_timeout=500ms", "stage_bytes=1MiB",
                     "devices=" + Devices(), "provider=" + ProviderName()});
   settings.insert(settings.end(), more.begin(), more.end());
   return settings;

@@ -28,6 +28,7 @@ using testing::NcclHost;
 using testing::NcclListen;
 using testing::PatternOf;
 using testing::Require;
+using testing::ScopedVariable;
 using testing::WaitFor;
 
 using Bytes = std::vector<std::byte>;
@@ -309,7 +310,7 @@ TEST(Lifetime, AnAttemptThatIsNotIsRefused) {
 
 TEST(Lifetime, WhoeverHasNoKeyIsNotLetIn) {
   // It is dialled again until then, as where there is no room.
-  (void)::setenv("FERRY_CONNECT_TIMEOUT", "500ms", 1);
+  const ScopedVariable timeout("FERRY_CONNECT_TIMEOUT", "500ms");
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
   testing::Handle handle = listen.handle();

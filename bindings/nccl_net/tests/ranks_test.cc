@@ -45,37 +45,12 @@ using ::testing::Not;
 using testing::PatternOf;
 using testing::RawSender;
 using testing::Require;
+using testing::ScopedVariable;
 using testing::WaitFor;
 using tests::ExpectWithin;
 using tests::PeerProcess;
 
 Deadline RanksDeadline() { return Deadline::After(std::chrono::seconds(60)); }
-
-// Set, or not set for an empty value, while processes are started, and as before afterwards.
-class ScopedVariable {
- public:
-  ScopedVariable(const char* name, const std::string& value) : name_(name) {
-    if (const char* const before = std::getenv(name)) before_ = before;
-    if (value.empty()) {
-      (void)::unsetenv(name);
-    } else {
-      (void)::setenv(name, value.c_str(), 1);
-    }
-  }
-  ~ScopedVariable() {
-    if (before_) {
-      (void)::setenv(name_, before_->c_str(), 1);
-    } else {
-      (void)::unsetenv(name_);
-    }
-  }
-  ScopedVariable(const ScopedVariable&) = delete;
-  ScopedVariable& operator=(const ScopedVariable&) = delete;
-
- private:
-  const char* const name_;
-  std::optional<std::string> before_;
-};
 
 testing::AskedPeer PeerWith(const char* name, const std::string& value) {
   // The variables that the plugin has set in this process.
@@ -533,7 +508,7 @@ TEST_F(RanksOfLoopback, ThatNoAddressLeadsToAreAnErrorThatNamesEach) {
 }
 
 TEST(Ranks, ThatGoAndDoNotComeBackAreAnErrorOfAccept) {
-  const ScopedVariable timeout("FERRY_CONNECT_TIMEOUT", "300ms");
+  const ScopedVariable timeout("FERRY_CONNECT_TIMEOUT", "2s");
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
   RawSender sender(listen.handle());

@@ -49,6 +49,16 @@ class NixlFaultsTest : public AgentsTest {
   Outcome LoadInfo(const std::string& name, const std::string& info) {
     return agent_->engine().LoadConnectionInfo(name, info);
   }
+  // Notifies this agent until that fails, as it does once the connection was refused.
+  Outcome RefusalOf(StandInAgent* outsider) {
+    const Deadline end = Soon();
+    Outcome outcome = Outcome::kSuccess;
+    while (outcome == Outcome::kSuccess && !end.expired()) {
+      outcome = outsider->engine().Notify(kOwnName, "forged");
+      std::this_thread::yield();
+    }
+    return outcome;
+  }
   std::string OwnInfo() {
     std::string info;
     EXPECT_EQ(agent_->engine().ConnectionInfo(info), Outcome::kSuccess);
@@ -212,17 +222,72 @@ TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataIsTold) {
   {
     StandInAgent guesser("guesser", FastParams());
     ASSERT_EQ(guesser.engine().LoadConnectionInfo(kOwnName, info.Serialize()), Outcome::kSuccess);
-    const Deadline end = Soon();
-    Outcome outcome = Outcome::kSuccess;
-    while (outcome == Outcome::kSuccess && !end.expired()) {
-      outcome = guesser.engine().Notify(kOwnName, "forged");
-      std::this_thread::yield();
-    }
-    EXPECT_EQ(outcome, Outcome::kRemoteDisconnect);
+    EXPECT_EQ(RefusalOf(&guesser), Outcome::kRemoteDisconnect);
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log,
-              HasSubstr("FERRY: the connection to agent 'tested' was lost as soon as it was made"));
+  EXPECT_THAT(log, HasSubstr("FERRY: cannot connect to agent 'tested'"));
+  EXPECT_THAT(log, HasSubstr("different secrets"));
+}
+
+TEST_F(NixlFaultsTest, PeersWithoutMetadataHoldNoPlaceThatAgentsNeed) {
+  Start(kSmallBytes, FastParams({{"max_connections", "1"}}));
+  const auto info = tests::Must(ConnectionInfo::Parse(OwnInfo()));
+  Config config;
+  config.devices = DeviceChoice::None();
+  auto endpoint = tests::Must(transfer::Endpoint::Create(config));
+  for (int i = 0; i < 8; ++i) {
+    const auto outsider = endpoint.Connect(info.address, Soon());
+    ASSERT_FALSE(outsider);
+    EXPECT_EQ(outsider.error().code(), Code::kRefused) << outsider.error().ToString();
+  }
+  ASSERT_EQ(agent_->Load(Ask("metadata")), Outcome::kSuccess);
+  ASSERT_EQ(Ask("load " + agent_->Metadata()), "0");
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  EXPECT_EQ(agent_->Await(1, Soon()).size(), 1U);
+}
+
+TEST_F(NixlFaultsTest, TheSecretOfTheSettingsIsProvedAsWell) {
+  for (const char* const tls : {"off", "psk"}) {
+    Begin(kSmallBytes, FastParams({{"secret", "the-secret-of-these-agents"}, {"tls", tls}}));
+    auto transfer = Prepare(Direction::kWrite, kSmallBytes);
+    ASSERT_GE(static_cast<int>(transfer.Post("written")), 0);
+    ASSERT_EQ(transfer.Wait(Soon()), Outcome::kSuccess);
+    EXPECT_EQ(PeerDigest(), DigestOf(memory_));
+    StandInAgent outsider("outsider",
+                          FastParams({{"secret", "the-secret-of-other-agents"}, {"tls", tls}}));
+    ASSERT_EQ(outsider.engine().LoadConnectionInfo(kOwnName, OwnInfo()), Outcome::kSuccess);
+    EXPECT_EQ(RefusalOf(&outsider), Outcome::kRemoteDisconnect) << tls;
+    transfer.Release(Soon());
+    agent_.reset();
+  }
+}
+
+TEST_F(NixlFaultsTest, AnAgentThatClaimsALoadedNameIsNotHeard) {
+  Begin(kSmallBytes);
+  StandInAgent impostor(kPeerName, FastParams());
+  ASSERT_EQ(impostor.engine().LoadConnectionInfo(kOwnName, OwnInfo()), Outcome::kSuccess);
+  ASSERT_EQ(impostor.engine().Notify(kOwnName, "forged"), Outcome::kSuccess);
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  const auto arrived = agent_->Await(1, Soon());
+  ASSERT_EQ(arrived.size(), 1U);
+  EXPECT_EQ(arrived[0].second, Text(0, 4));
+  EXPECT_TRUE(agent_->Await(1, Deadline::After(milliseconds(0))).empty());
+}
+
+TEST_F(NixlFaultsTest, AnAgentThatWasRestartedIsHeardOnceItsMetadataIsReplaced) {
+  Begin(kSmallBytes);
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  ASSERT_EQ(agent_->Await(1, Soon()).size(), 1U);
+  peer_->Kill();
+  peer_ = tests::Must(tests::PeerProcess::Start(kAgentRole));
+  (void)Ask("create listen_host=127.0.0.1");
+  (void)Ask(fmt::format("memory {} {}", kSmallBytes, kPeerSeed));
+  // It dials before its metadata is loaded here.
+  ASSERT_EQ(Ask("load " + agent_->Metadata()), "0");
+  ASSERT_EQ(Ask(fmt::format("notify {} 4 1", kOwnName)), "ok");
+  agent_->Forget(kPeerName);
+  ASSERT_EQ(agent_->Load(Ask("metadata")), Outcome::kSuccess);
+  EXPECT_EQ(agent_->Await(1, Soon()).size(), 1U);
 }
 
 TEST_F(NixlFaultsTest, AThousandPeersOfWhichSixteenLiveAreServed) {

@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 
+#include "bindings/nixl/identity.h"
 #include "bindings/nixl/outbox.h"
 #include "bindings/nixl/wire.h"
 #include "tests/support/peer_process.h"
@@ -14,6 +16,8 @@
 namespace ferry::nixl {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Pair;
 using tests::Must;
 using tests::MustDo;
 using tests::TestDeadline;
@@ -30,16 +34,29 @@ Config Local(std::uint64_t notification_bytes = 4 << 20) {
 // A receiver, and senders that say what they like.
 class InboxTest : public ::testing::Test {
  protected:
-  static constexpr std::uint64_t kTotal = 160 << 20;  // of 256, which two share
-  static constexpr std::uint64_t kHeld = 144 << 20;
+  // A third is for unfinished notifications.
+  static constexpr InboxLimits kTight{
+      .sender_bytes = 8 << 20, .total_bytes = 24 << 20, .silence = std::chrono::hours(1)};
+  static constexpr std::uint64_t kLong = 7 << 20;
+  static constexpr std::uint64_t kLongPieces = (kLong + kMaxPieceBytes - 1) / kMaxPieceBytes;
+
+  static constexpr const char* kReceiver = "receiver";
 
   // One that has said hello.
-  transfer::Connection Sender(const std::string& agent) {
+  transfer::Connection Sender(const std::string& agent) { return Sender(agent, key_); }
+  transfer::Connection Sender(const std::string& agent, const SigningKey& key) {
     auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    MustDo(Must(connection.Notify(HelloFrame({secret_, agent}))).Wait(TestDeadline()));
+    const auto hello = HelloFrame(key.SayHello(agent, kReceiver, connection.session()));
+    MustDo(Must(connection.Notify(hello)).Wait(TestDeadline()));
     return connection;
   }
-  void Receive() { inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_)); }
+  void Receive(const InboxLimits& limits = {}) {
+    inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver, limits));
+  }
+  static bool IsClosed(transfer::Connection* connection) {
+    const auto taken = connection->TakeNotification(TestDeadline());
+    return !taken && taken.error().code() == Code::kPeerLost;
+  }
   static Status Post(transfer::Connection* to, const PieceHeader& header, std::string_view bytes) {
     return Must(to->Notify(PieceFrame(header, bytes))).Wait(TestDeadline());
   }
@@ -68,23 +85,13 @@ class InboxTest : public ::testing::Test {
     }
     return sequence;
   }
-  // The same to the end, however long that takes.
-  static void FillToEnd(transfer::Connection* to, std::uint64_t total, std::uint64_t sequence = 0) {
+  // The same for one long message, to its end or to `stop`, however long that takes.
+  static void FillToEnd(transfer::Connection* to, std::uint64_t stop = kLongPieces) {
     const Deadline end = TestDeadline();
-    while (sequence * kMaxPieceBytes < total && !end.expired()) {
-      sequence = Fill(to, total, sequence);
+    for (std::uint64_t sequence = 0; sequence < stop && !end.expired();) {
+      sequence = Fill(to, kLong, sequence, stop);
     }
     EXPECT_FALSE(end.expired());
-  }
-  // Sends the first kHeld bytes, or a little more, of one of kTotal; returns the next piece's
-  // number.
-  static std::uint64_t Begin(transfer::Connection* to) {
-    const Deadline end = TestDeadline();
-    std::uint64_t begun = 0;
-    while (begun * kMaxPieceBytes < kHeld && !end.expired()) {
-      begun = Fill(to, kTotal, begun, kHeld / kMaxPieceBytes + 1);
-    }
-    return begun;
   }
   abi::Notifications TakeUntil(std::string_view agent) {
     abi::Notifications taken;
@@ -100,9 +107,9 @@ class InboxTest : public ::testing::Test {
     return taken;
   }
 
-  const Uuid secret_ = Uuid::Random();
   Tasks tasks_;
   transfer::Endpoint receiver_ = Must(transfer::Endpoint::Create(Local()));
+  const SigningKey key_ = Must(SigningKey::Random());
   transfer::Endpoint sender_ = Must(transfer::Endpoint::Create(Local()));
   std::unique_ptr<Inbox> inbox_;  // ends before the endpoints and tasks
 };
@@ -131,57 +138,67 @@ TEST_F(InboxTest, ASenderThatHasFilledItsShareDoesNotKeepAnotherOut) {
   EXPECT_THAT(taken, ::testing::Contains(std::pair(std::string("one"), std::string("o"))));
 }
 
-TEST_F(InboxTest, OneSenderAtATimeExceedsItsShareByAMessage) {
-  Receive();
-  auto first = Sender("first");
-  auto second = Sender("second");
-  const std::uint64_t begun = Begin(&first);
-  const std::uint64_t stopped = Fill(&second, kTotal);
-  EXPECT_LT(stopped * kMaxPieceBytes, kHeld);
-  FillToEnd(&first, kTotal, begun);
-  (void)TakeUntil("first");
-  FillToEnd(&second, kTotal, stopped);
-  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
-}
-
-TEST_F(InboxTest, ASenderThatStopsInALongNotificationForWhichOthersWaitIsClosed) {
-  Receive();
-  auto first = Sender("first");
-  auto second = Sender("second");
-  (void)Begin(&first);
-  FillToEnd(&second, kTotal);
-  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
-  EXPECT_TRUE(first.lost());
-}
-
-TEST_F(InboxTest, ASenderThatIsTooSlowWithALongNotificationForWhichOthersWaitIsClosed) {
-  inbox_ = Must(Inbox::Create(&receiver_, &tasks_, secret_, std::chrono::seconds(1)));
-  auto first = Sender("first");
-  auto second = Sender("second");
-  std::uint64_t begun = Begin(&first);
-  const Deadline end = TestDeadline();
-  std::uint64_t stopped = 0;
-  // The first sends a piece now and then, so that it is not silent.
-  while (!first.lost() && !end.expired()) {
-    stopped = Fill(&second, kTotal, stopped);
-    const PieceHeader header{.sequence = begun, .offset = begun * kMaxPieceBytes, .total = kTotal};
-    auto posted = first.Notify(PieceFrame(header, std::string(kMaxPieceBytes, 'x')));
-    if (posted && posted->Wait(TestDeadline())) ++begun;
-    (void)Answered(&second, ~std::uint64_t{1}, Deadline::After(milliseconds(50)));
+TEST_F(InboxTest, ALongNotificationMayExceedItsSendersShare) {
+  Receive({.total_bytes = 3 << 20});
+  for (const char* const name : {"one", "two"}) {
+    auto sender = Sender(name);
+    FillToEnd(&sender);
+    EXPECT_EQ(TakeUntil(name).back().second.size(), kLong);
   }
-  EXPECT_TRUE(first.lost());
-  FillToEnd(&second, kTotal, stopped);
-  EXPECT_EQ(TakeUntil("second").back().second.size(), kTotal);
 }
 
-TEST_F(InboxTest, PeersWithoutTheMetadataFillNoLog) {
+TEST_F(InboxTest, SendersThatStopInLongNotificationsKeepNoOtherFromItsOwn) {
+  Receive(kTight);
+  std::vector<transfer::Connection> stopped;
+  for (int i = 0; i < 4; ++i) {
+    stopped.push_back(Sender(fmt::format("stopped {}", i)));
+    FillToEnd(&stopped.back(), kLongPieces - 16);
+  }
+  auto one = Sender("one");
+  FillToEnd(&one);
+  EXPECT_EQ(TakeUntil("one").back().second.size(), kLong);
+  // The memory would not do for two of them.
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(IsClosed(&stopped[static_cast<std::size_t>(i)])) << i;
+}
+
+TEST_F(InboxTest, ShortNotificationsCountWithTheListThatTheyAreIn) {
+  Receive({.sender_bytes = 1 << 20});
+  auto one = Sender("one");
+  for (std::uint64_t i = 0; i < 20'000; ++i) {
+    const bool asks = i % 16 == 15;
+    const PieceHeader header{
+        .sequence = i, .total = 1, .asks = asks ? std::uint64_t{1} : std::uint64_t{0}};
+    MustDo(Post(&one, header, "x"));
+    if (asks && !Answered(&one, i, Deadline::After(milliseconds(500)))) break;
+  }
+  abi::Notifications taken;
+  inbox_->Take(&taken);
+  EXPECT_GT(taken.size(), 1000U);
+  EXPECT_LT(4 * taken.size() * sizeof(taken.front()), 2U << 20);
+}
+
+TEST_F(InboxTest, ASenderThatStopsInANotificationIsClosed) {
+  Receive({.silence = milliseconds(300)});
+  auto one = Sender("one");
+  MustDo(Post(&one, {.total = kMaxPieceBytes + 1}, std::string(kMaxPieceBytes, 'x')));
+  EXPECT_TRUE(IsClosed(&one));
+}
+
+TEST_F(InboxTest, ANotificationThatNoRoomCouldBeMadeForIsRefused) {
+  Receive({.sender_bytes = 1 << 20});
+  auto one = Sender("one");
+  MustDo(Post(&one, {.total = (1 << 20) + 1}, std::string(kMaxPieceBytes, 'x')));
+  EXPECT_TRUE(IsClosed(&one));
+}
+
+TEST_F(InboxTest, PeersWithMalformedHellosFillNoLog) {
   constexpr int kPeers = 60;
   Receive();
   const auto begun = Clock::now();
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < kPeers; ++i) {
     auto pending = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    (void)pending.Notify(HelloFrame({Uuid::Random(), "x"}));
+    (void)pending.Notify(std::vector<std::byte>(9));
     (void)pending.TakeNotification(TestDeadline());  // it is closed
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
@@ -200,6 +217,74 @@ TEST_F(InboxTest, AnAgentsNameForgesNoLine) {
   EXPECT_THAT(log, ::testing::HasSubstr("x\\x0aE0101"));
   EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\nE0101 00")));
   EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\x1b")));
+}
+
+TEST_F(InboxTest, AHelloThatIsNotSignedForThisConnectionIsRefused) {
+  Receive();
+  const auto another = Must(SigningKey::Random());
+  const auto former = Sender("former");
+  const auto say = [&](const std::function<Hello(const Uuid&)>& hello) {
+    auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
+    (void)connection.Notify(HelloFrame(hello(connection.session())));
+    EXPECT_TRUE(IsClosed(&connection));
+  };
+  say([&](const Uuid&) { return key_.SayHello("one", kReceiver, former.session()); });
+  say([&](const Uuid& session) { return key_.SayHello("one", "another", session); });
+  say([&](const Uuid& session) {
+    Hello hello = key_.SayHello("one", kReceiver, session);
+    hello.agent = "two";
+    return hello;
+  });
+  say([&](const Uuid& session) {
+    Hello hello = key_.SayHello("one", kReceiver, session);
+    hello.key = another.public_key();
+    return hello;
+  });
+  EXPECT_EQ(inbox_->refused(), 4U);
+  EXPECT_FALSE(former.lost());
+}
+
+TEST_F(InboxTest, ANameIsOfTheFirstThatClaimsItUntilThatHasGone) {
+  Receive();
+  const auto another = Must(SigningKey::Random());
+  auto first = Sender("one");
+  MustDo(Post(&first, {.total = 1}, "a"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "a")));
+  auto other = Sender("one", another);
+  MustDo(Post(&other, {.total = 1}, "b"));
+  auto second = Sender("one");
+  MustDo(Post(&second, {.total = 1}, "c"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "c")));
+  first.Close();
+  second.Close();
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "b")));
+}
+
+TEST_F(InboxTest, ANameOfLoadedMetadataBelongsToItsKey) {
+  Receive();
+  const auto another = Must(SigningKey::Random());
+  auto early = Sender("one", another);
+  MustDo(Post(&early, {.total = 1}, "a"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "a")));
+  inbox_->BindName("one", key_.public_key());
+  EXPECT_TRUE(IsClosed(&early));
+  auto late = Sender("one", another);
+  MustDo(Post(&late, {.total = 1}, "b"));
+  auto one = Sender("one");
+  MustDo(Post(&one, {.total = 1}, "c"));
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "c")));
+  // The metadata is replaced, as after a restart of the agent.
+  inbox_->BindName("one", another.public_key());
+  EXPECT_THAT(TakeUntil("one"), ElementsAre(Pair("one", "b")));
+  EXPECT_TRUE(IsClosed(&one));
+}
+
+TEST_F(InboxTest, WhoClaimsTheNameOfAnotherIsClosedAfterAWhile) {
+  Receive();
+  inbox_->BindName("one", key_.public_key());
+  auto other = Sender("one", Must(SigningKey::Random()));
+  EXPECT_TRUE(IsClosed(&other));
+  EXPECT_EQ(inbox_->refused(), 1U);
 }
 
 TEST_F(InboxTest, PiecesThatComeAgainAreTakenOnce) {

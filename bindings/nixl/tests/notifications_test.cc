@@ -81,7 +81,7 @@ TEST_F(AgentsTest, NotificationsOfAnySizeAndThoseOfTransfersArriveInOrderWhileTh
 
 TEST_F(AgentsTest, ANotificationLongerThanPeersAcceptIsRefusedAndTheConnectionStays) {
   Begin(1 << 16);
-  const std::string text((std::size_t{1} << 30) + 1, 'x');
+  const std::string text((16 << 20) + 1, 'x');
   EXPECT_EQ(agent_->engine().Notify(kPeerName, text), Outcome::kInvalidParam);
   auto transfer = Prepare(Direction::kWrite, 1 << 16);
   EXPECT_EQ(transfer.Post(text), Outcome::kInvalidParam);

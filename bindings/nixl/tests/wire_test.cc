@@ -65,7 +65,7 @@ std::vector<Reader> Readers() {
        [](auto bytes) { return ConnectionInfo::Parse(Text(bytes)).has_value(); }},
       {"memory", Raw(memory.Serialize()),
        [](auto bytes) { return MemoryInfo::Parse(Text(bytes)).has_value(); }},
-      {"hello", HelloFrame({connection.secret, "agent"}),
+      {"hello", HelloFrame({.agent = "agent"}),
        [](auto bytes) { return ParseHello(bytes).has_value(); }},
       {"piece", PieceFrame({.total = 5}, "piece"),
        [](auto bytes) { return ParsePiece(bytes).has_value(); }},
@@ -98,8 +98,8 @@ TEST(NixlWireTest, NothingIsReadBeyondBytesWithChangedLengths) {
 }
 
 TEST(NixlWireTest, AnAgentsNameHasALimit) {
-  EXPECT_TRUE(ParseHello(HelloFrame({{}, std::string(kMaxNameBytes, 'a')})));
-  EXPECT_FALSE(ParseHello(HelloFrame({{}, std::string(kMaxNameBytes + 1, 'a')})));
+  EXPECT_TRUE(ParseHello(HelloFrame({.agent = std::string(kMaxNameBytes, 'a')})));
+  EXPECT_FALSE(ParseHello(HelloFrame({.agent = std::string(kMaxNameBytes + 1, 'a')})));
 }
 
 TEST(NixlWireTest, APieceThatIsNotAsLongAsItMayBeIsRefused) {

@@ -93,7 +93,7 @@ def test_a_receiver_that_dies_or_freezes_is_left_out_and_those_behind_it_go_on(e
             yield number
 
     monkeypatch.setattr(_relay.Store, "arrivals", arrivals)
-    with transfer.Broadcaster(weights(7), slice_bytes=SLICE, timeout=2.0) as trainer:
+    with transfer.Broadcaster(weights(7), slice_bytes=SLICE, timeout=5.0) as trainer:
         outcome = trainer.broadcast(engines.connections, 7, SECONDS)
     well = [each for each in engines if each is not victim]
     assert [each.end() for each in well] == [[7, None]] * 3

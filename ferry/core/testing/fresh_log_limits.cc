@@ -1,9 +1,9 @@
-// Gives each test of a process the log limits of a new one. What an earlier test logged within the same
-// second would otherwise decide which of a test's own lines are written.
+// Gives each test of a process the log limits of a new one. Otherwise the lines that earlier tests
+// wrote within the same second suppress those of the test.
 #include <gtest/gtest.h>
 
-#include "ferry/core/log.h"
 #include "ferry/core/log_limiter.h"
+#include "ferry/core/stderr_line.h"
 
 namespace ferry {
 namespace {
@@ -16,7 +16,7 @@ class FreshLogLimits : public testing::EmptyTestEventListener {
 };
 
 // Every program that links these objects has it; gtest destroys the listener.
-[[maybe_unused]] const bool is_listening = [] {
+[[maybe_unused]] const bool kIsListening = [] {
   testing::UnitTest::GetInstance()->listeners().Append(new FreshLogLimits);
   return true;
 }();

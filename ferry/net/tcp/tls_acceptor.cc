@@ -41,7 +41,7 @@ void TlsAcceptor::OnAccept(UniqueFd fd) {
   // Before Begin(), so that the table never has fewer entries than there are handshakes.
   const auto leaving = admission_.Enter(id, address->host, same_machine, Clock::now());
   if (leaving) TurnAway(*leaving);
-  if (const Status begun = Begin(id, std::move(fd), remote); !begun) {
+  if (const Status begun = Begin(id, std::move(fd), remote, same_machine); !begun) {
     admission_.Leave(id);
     LogRefusal(remote, begun.error().message());
   }
@@ -60,15 +60,18 @@ void TlsAcceptor::TurnAway(std::uint64_t id) {
                             name, pending_.size())));
 }
 
-Status TlsAcceptor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote) {
+Status TlsAcceptor::Begin(std::uint64_t id, UniqueFd fd, const std::string& remote,
+                          bool same_machine) {
   FERRY_TRY_ASSIGN(auto context, context_());
   FERRY_TRY_ASSIGN(auto stream, TlsStream::Create(std::move(context), fd.get(),
                                                   TlsStream::Role::kAccepts, remote));
   auto handshake = std::make_unique<TlsHandshake>(
       std::move(fd), std::move(stream), loop_,
       [this, id](Result<SecureSocket> result) { End(id, std::move(result)); });
-  FERRY_TRY(handshake->StartOnLoop([this, id] {
-    admission_.MarkSpoken(id, Clock::now());
+  FERRY_TRY(handshake->StartOnLoop([this, id, same_machine] {
+    // Within TLS nobody has said yet which process it is: by their address alone, all of this
+    // machine are believed.
+    admission_.MarkSpoken(id, Clock::now(), /*proven=*/same_machine);
     gate_.UpdateOnLoop();
   }));
   const auto timer = loop_->AddTimerOnLoop(Clock::now() + timeout_, [this, id] {

@@ -51,7 +51,7 @@ class TlsAcceptor {
     std::string remote;
   };
 
-  Status Begin(std::uint64_t id, UniqueFd fd, const std::string& remote);
+  Status Begin(std::uint64_t id, UniqueFd fd, const std::string& remote, bool same_machine);
   void TurnAway(std::uint64_t id);
   void End(std::uint64_t id, Result<SecureSocket> result);
   void LogRefusal(const std::string& remote, const std::string& why);

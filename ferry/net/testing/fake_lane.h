@@ -33,6 +33,9 @@ class FakeLane final : public Lane, private FakeLink::Waker, private EventLoop::
   void Close(Closing how) override;
   void SetMaxMeta(std::size_t bytes) override { max_meta_ = bytes; }
   LaneInfo Info() const override;
+  bool ProvePeer(const ProcessHint& /*process*/) override {
+    return !link_->another_machine() && !link_->forwarded();
+  }
   std::uint64_t BytesReceived() const override {
     return bytes_received_.load(std::memory_order_relaxed);
   }

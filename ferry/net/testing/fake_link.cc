@@ -200,6 +200,11 @@ bool FakeLink::another_machine() const {
   return faults_.another_machine;
 }
 
+bool FakeLink::forwarded() const {
+  const std::lock_guard lock(mutex_);
+  return faults_.forwarded;
+}
+
 std::string FakeLink::interface() const {
   const std::lock_guard lock(mutex_);
   return faults_.interface != nullptr ? faults_.interface : host_;

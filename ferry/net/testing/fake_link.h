@@ -70,6 +70,7 @@ class FakeLink : public std::enable_shared_from_this<FakeLink> {
   std::size_t TurnBytes(Side side);
   std::uint64_t pipe_bytes() const;
   bool another_machine() const;
+  bool forwarded() const;
   bool authenticated() const;
   std::string interface() const;
 

@@ -23,6 +23,7 @@ struct FakeFaults {
   std::size_t piece_bytes = 0;       // a turn receives 1..piece_bytes; 0: all there is
   microseconds delay{0};             // what is written arrives 0..delay later, in order
   bool another_machine = false;      // its lanes report a peer on another machine
+  bool forwarded = false;            // a proxy of this machine is between its lanes
   bool authenticated = false;        // its lanes report a peer authenticated by TLS
   const char* interface = nullptr;   // its lanes report this interface instead of their host's
   bool black_hole = false;           // written bytes are lost silently while this is set

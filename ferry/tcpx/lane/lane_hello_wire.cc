@@ -27,12 +27,13 @@ struct WireHello {
   Handle handle{};
   char text[512] = {};
   std::uint64_t has_secret = 0;
+  ProcessHint process{};
   LaneHello::Nonce nonce{};
   Mac mac{};
 };
-static_assert(sizeof(WireHello) == 840 && sizeof(WireHello) <= kMaxPendingPeerMeta);
+static_assert(sizeof(WireHello) == 848 && sizeof(WireHello) <= kMaxPendingPeerMeta);
 static_assert(offsetof(WireHello, handle) == 128 && offsetof(WireHello, text) == 256);
-static_assert(offsetof(WireHello, nonce) == 776 && offsetof(WireHello, mac) == 808);
+static_assert(offsetof(WireHello, nonce) == 784 && offsetof(WireHello, mac) == 816);
 
 // What frames of all formats begin with.
 struct WireFormat {
@@ -68,6 +69,7 @@ std::vector<std::byte> Pack(const LaneHello& hello) {
   wire.handle = hello.handle;
   StoreText(hello.text, wire.text);
   wire.has_secret = hello.has_secret ? 1 : 0;
+  wire.process = hello.process;
   wire.nonce = hello.nonce;
   wire.mac = hello.mac;
   std::vector<std::byte> bytes(sizeof wire);
@@ -101,6 +103,7 @@ Result<LaneHello> UnpackLaneHello(std::span<const std::byte> bytes, const std::s
                    wire.chunk_bytes,
                    wire.tag_base,
                    wire.has_secret != 0,
+                   wire.process,
                    wire.nonce,
                    wire.handle,
                    wire.mac,

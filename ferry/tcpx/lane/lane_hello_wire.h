@@ -12,6 +12,7 @@
 #include "ferry/core/result.h"
 #include "ferry/core/secret.h"
 #include "ferry/net/provider.h"
+#include "ferry/net/socket_owner.h"
 #include "ferry/tcpx/host/comm.h"
 
 // Over the TCP lane, in turns:
@@ -46,7 +47,8 @@ struct LaneHello {
   std::uint64_t chunk_bytes = 0;
   std::uint32_t tag_base = 0;
   bool has_secret = false;
-  Nonce nonce{};  // of a hello and a challenge
+  ProcessHint process{};  // the sender's; zeros with a secret
+  Nonce nonce{};          // of a hello and a challenge
   Handle
       handle{};  // of a welcome and a handle: where this side accepts the comm by which it receives
   Mac mac{};     // of a proof, a welcome and a handle: LaneMac(); zeros without a secret
@@ -69,8 +71,9 @@ Mac LaneMac(const std::optional<Secret>& secret, std::span<const std::byte> fram
 // Puts the mac into a packed frame.
 void SetMac(const Mac& mac, std::vector<std::byte>* frame);
 
-// Whether a peer may use the plugin: one that will prove the secret; without a secret only one of
-// this machine, or any if `insecure`. Errors: kRefused.
+// Whether a peer may go on: one that will prove the secret; without a secret only one of this
+// machine, which still has to be of our user (Lane::ProvePeer()), or any if `insecure`. Errors:
+// kRefused.
 Status CheckTrusted(bool has_secret, bool insecure, const LaneInfo& peer);
 
 }  // namespace ferry::net::plugin

@@ -2,6 +2,7 @@
 #include "ferry/tcpx/lane/lane_setup.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <mutex>
 #include <utility>
@@ -119,7 +120,7 @@ Result<LaneHello> LaneSetup::Check(std::span<const std::byte> frame) {
                     static_cast<std::uint32_t>(*Owed())));
   }
   FERRY_TRY(CheckFits(Mine(), peer, remote_));
-  if (peer.kind == LaneHello::Kind::kHello) FERRY_TRY(CheckPeer());
+  if (heard_ == 0) FERRY_TRY(CheckPeer(peer.process));
   if (IsSigned(peer.kind) &&
       !EqualInConstantTime(peer.mac, LaneMac(terms_.secret, frames_, frame))) {
     return Error(Code::kRefused,
@@ -184,16 +185,26 @@ Result<std::unique_ptr<Lane>> LaneSetup::Advance() {
 
 Status LaneSetup::Begin() {
   if (role_ == Role::kAccepts) return Ok();
-  FERRY_TRY(CheckPeer());
+  FERRY_TRY(CheckTrusted(terms_.secret.has_value(), terms_.insecure, control_->Info()));
   FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenConnecting));
   Send(LaneHello::Kind::kHello, {});
   return Ok();
 }
 
-Status LaneSetup::CheckPeer() const {
+Status LaneSetup::CheckPeer(const ProcessHint& process) const {
   const LaneInfo peer = control_->Info();
   FERRY_TRY(CheckTrusted(terms_.secret.has_value(), terms_.insecure, peer));
-  if (terms_.secret || peer.same_machine) return Ok();
+  if (terms_.secret) return Ok();
+  if (!terms_.insecure) {
+    if (control_->ProvePeer(process)) return Ok();
+    return Error(
+        Code::kRefused,
+        fmt::format("{} is an address of this machine, but it is not proved that a process "
+                    "of user {} is there itself; set FERRY_SECRET_FILE on both sides, or "
+                    "FERRY_INSECURE=on in a network you trust",
+                    remote_, ::geteuid()));
+  }
+  if (peer.same_machine) return Ok();
   static std::once_flag warned;
   std::call_once(warned, [&] {
     Log(LogLevel::kWarn, "plugin",
@@ -244,6 +255,7 @@ LaneHello LaneSetup::Mine() const {
   mine.chunk_bytes = terms_.chunks.bytes;
   mine.tag_base = terms_.chunks.tag_base;
   mine.has_secret = terms_.secret.has_value();
+  if (!mine.has_secret) mine.process = ThisProcess();
   if (listening_ != nullptr) mine.handle = listening_->handle();
   return mine;
 }

@@ -79,8 +79,8 @@ class LaneSetup final : private LaneHandler {
   // Null: not yet.
   Result<std::unique_ptr<Lane>> Advance();
   Status Begin();
-  // Whether the peer may try to prove itself.
-  Status CheckPeer() const;
+  // Whether the peer may go on: without a secret it must be `process`, of our user on this machine.
+  Status CheckPeer(const ProcessHint& process) const;
   // The frame that the peer owes next; nothing if it owes none.
   std::optional<LaneHello::Kind> Owed() const noexcept;
   // Checks a frame, and that the peer has proved itself where it must have by now.

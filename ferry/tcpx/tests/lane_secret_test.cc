@@ -341,6 +341,20 @@ TEST(LaneSecret, SidesOfTwoSecretsDoNotConnect) {
 
 // ---- without a secret ---------------------------------------------------------------------------
 
+// This process has not listed a raw socket, as a proxy of this machine has not.
+TEST_F(LaneSecretTest, WithoutOneAProxyOfThisMachineIsRefused) {
+  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
+  RawSetup raw(Must(open.Listen({"127.0.0.1", 0}, {})));
+  raw.terms().has_secret = false;
+  raw.terms().process = ThisProcess();
+  raw.Say(HelloKind::kHello, std::nullopt);
+  const auto refusal = raw.Hear();
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
+  EXPECT_THAT(refusal->text, HasSubstr("is not proved that a process of user"));
+  EXPECT_THAT(Calls(), NothingForAPeer());
+}
+
 TEST(LaneSecret, WithoutOneOnlyPeersOfThisMachineAreTrusted) {
   LaneInfo peer;
   peer.remote = "192.0.2.1:5";

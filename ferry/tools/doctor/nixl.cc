@@ -332,16 +332,10 @@ Check CheckNixlSettings(const PluginSetup& setup) {
   if (!config.secret.empty() || !config.secret_file.empty() || config.tls != TlsMode::kOff) {
     return check;
   }
-  if (config.IsSet("insecure") && config.insecure == OnOff::kOff) {
-    AddFinding(Verdict::kWarning,
-               "FERRY_INSECURE=off without a secret: agents of other machines are refused", &check);
-    check.fix = "unset FERRY_INSECURE";
-  } else {
-    AddFinding(Verdict::kOk,
-               "agents of other machines are let in without a secret, because they prove that they "
-               "have the agent's metadata",
-               &check);
-  }
+  AddFinding(Verdict::kOk,
+             "agents of other machines are let in without FERRY_SECRET_FILE, because they prove "
+             "that they have the agent's metadata",
+             &check);
   return check;
 }
 

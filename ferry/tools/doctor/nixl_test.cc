@@ -221,18 +221,16 @@ TEST(DoctorNixl, PortsThatAreTakenOrGivenToOthersAreTold) {
   EXPECT_THAT(check.evidence, HasSubstr("FERRY_PORT_RANGE is not set"));
 }
 
-TEST(DoctorNixl, ASettingThatRefusesAgentsOfOtherMachinesIsAWarning) {
+TEST(DoctorNixl, AgentsOfOtherMachinesNeedNoSecretInTheSettings) {
   FakeSystem system = NixlMachine();
   system.environment["NIXL_LOG_LEVEL"] = "DEBUG";
   EXPECT_THAT(CheckNixlSettings(SetupOf(&system)).evidence,
-              AllOf(HasSubstr("NIXL_LOG_LEVEL=DEBUG"), HasSubstr("without a secret")));
+              AllOf(HasSubstr("NIXL_LOG_LEVEL=DEBUG"), HasSubstr("without FERRY_SECRET_FILE")));
   Config config;
-  ASSERT_TRUE(config.Set("insecure", "off"));
-  const Check check = CheckNixlSettings(SetupOf(&system, config));
-  EXPECT_EQ(check.verdict, Verdict::kWarning);
-  EXPECT_EQ(check.fix, "unset FERRY_INSECURE");
   ASSERT_TRUE(config.Set("secret", "0123456789abcdef0123456789abcdef"));
-  EXPECT_EQ(CheckNixlSettings(SetupOf(&system, config)).verdict, Verdict::kOk);
+  const Check check = CheckNixlSettings(SetupOf(&system, config));
+  EXPECT_EQ(check.verdict, Verdict::kOk);
+  EXPECT_THAT(check.evidence, ::testing::Not(HasSubstr("FERRY_SECRET_FILE")));
 }
 
 }  // namespace

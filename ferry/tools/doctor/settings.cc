@@ -87,7 +87,7 @@ Check CheckSecret(const Context& context) {
     return check;
   }
   check.verdict = Verdict::kNote;
-  check.evidence = "none: only peers on this machine are let in and dialled";
+  check.evidence = "none: only processes of this user on this machine are let in and dialled";
   check.fix = kMakeSecret;
   return check;
 }

@@ -301,7 +301,7 @@ void Announce(const Config& config, const transfer::Endpoint& endpoint, bool jso
 Status RunPerfServer(const PerfServerJob& job) {
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   Announce(job.config, endpoint, job.json);
-  Acceptor acceptor(&endpoint, job.config);
+  Acceptor acceptor(&endpoint);
   while (!Interrupted()) {
     auto connection = acceptor.Next();
     if (!connection) break;

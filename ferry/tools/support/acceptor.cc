@@ -7,7 +7,6 @@
 
 #include "ferry/net/address.h"
 #include "ferry/tools/support/json.h"
-#include "ferry/tools/support/peer_user.h"
 #include "ferry/tools/support/process.h"
 
 namespace ferry::tools {
@@ -27,11 +26,7 @@ Result<transfer::Connection> Acceptor::Next(const std::function<bool()>& stop) {
   while (!Interrupted() && !(stop && stop())) {
     CloseRefused();
     auto connection = endpoint_->Accept(Deadline::After(kAcceptGlance));
-    if (!connection && connection.error().code() == Code::kTimedOut) continue;
-    if (!connection) return connection;
-    const Status permitted = CheckUser(connection->Info(), config_);
-    if (permitted) return connection;
-    Refuse(*std::move(connection), permitted.error());
+    if (connection || connection.error().code() != Code::kTimedOut) return connection;
   }
   return InterruptedError();
 }

@@ -1,10 +1,9 @@
-// Accepts the peers that a server of the tools may serve, and tells the others why it does not.
+// Accepts the peers of a server of the tools, and tells those that it cannot serve why.
 #pragma once
 #include <functional>
 #include <list>
 #include <string>
 
-#include "ferry/core/config.h"
 #include "ferry/core/log_limiter.h"
 #include "ferry/core/result.h"
 #include "ferry/tools/support/operations.h"
@@ -15,15 +14,14 @@ namespace ferry::tools {
 // For one thread.
 class Acceptor {
  public:
-  // Both must outlive this object.
-  Acceptor(transfer::Endpoint* endpoint, const Config& config)
-      : endpoint_(endpoint), config_(config) {}
+  // The endpoint must outlive this object.
+  explicit Acceptor(transfer::Endpoint* endpoint) : endpoint_(endpoint) {}
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
   ~Acceptor();
 
-  // Blocks for the next peer that CheckUser() permits. `stop`, if any, is asked several times a
-  // second. Errors: kCancelled when interrupted, or where `stop` returned true.
+  // Blocks for the next peer. `stop`, if any, is asked several times a second. Errors: kCancelled
+  // when interrupted, or where `stop` returned true.
   Result<transfer::Connection> Next(const std::function<bool()>& stop = nullptr);
   // Tells a peer why it is not served, and closes its connection when it has left or after two
   // seconds. Never waits for the peer.
@@ -38,7 +36,6 @@ class Acceptor {
   void CloseRefused();
 
   transfer::Endpoint* const endpoint_;
-  const Config& config_;
   LogLimiter log_;
   std::list<Refused> refused_;
 };

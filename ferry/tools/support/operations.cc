@@ -81,18 +81,35 @@ Status WaitFor(transfer::Operation operation, Deadline deadline,
   });
 }
 
-Status WaitWhileReceiving(transfer::Operation operation, const transfer::Connection& connection,
-                          Clock::duration timeout) {
-  const auto received = [&] { return connection.Counters().traffic.lanes.payload_bytes_received; };
-  std::uint64_t bytes = received();
-  Deadline deadline = Deadline::After(timeout);
-  Status status = WaitWith(std::move(operation), [&] {
-    const std::uint64_t before = std::exchange(bytes, received());
-    if (bytes != before) deadline = Deadline::After(timeout);
+ReceivePace::ReceivePace(transfer::Connection connection, Clock::duration timeout)
+    : connection_(std::move(connection)),
+      timeout_(timeout),
+      due_(1 + static_cast<std::uint64_t>(Seconds(timeout) * kMinBytesPerSecond)),
+      before_(Received()),
+      left_(timeout) {}
+
+std::uint64_t ReceivePace::Received() const {
+  return connection_.Counters().traffic.lanes.payload_bytes_received;
+}
+
+Status ReceivePace::Wait(const transfer::Operation& operation) {
+  Deadline deadline = Deadline::After(left_);
+  Status status = WaitWith(operation, [&] {
+    const std::uint64_t received = Received();
+    if (received - before_ >= due_) {
+      before_ = received;
+      deadline = Deadline::After(timeout_);
+    }
     return deadline;
   });
+  if (!deadline.never()) left_ = deadline.when() - Clock::now();
   if (status || status.error().code() != Code::kTimedOut) return status;
-  return Silent(connection, "has sent nothing", timeout);
+  const std::uint64_t bytes = Received() - before_;
+  if (bytes == 0) return Silent(connection_, "has sent nothing", timeout_);
+  return Error(Code::kTimedOut,
+               fmt::format("{} has sent {} bytes in {:.3g} s, of at least {}; send faster, or give "
+                           "the server a longer --timeout",
+                           connection_.Info().peer, bytes, Seconds(timeout_), due_));
 }
 
 InFlight::~InFlight() {
@@ -134,9 +151,8 @@ Result<Json> Control::Hear(Deadline deadline) {
   return Silent(connection_, "has not answered", Clock::now() - since);
 }
 
-Result<Json> Control::HearWhileReceiving(Clock::duration timeout) {
-  return HearWith(
-      [&](const auto& operation) { return WaitWhileReceiving(operation, connection_, timeout); });
+Result<Json> Control::Hear(ReceivePace* pace) {
+  return HearWith([&](const auto& operation) { return pace->Wait(operation); });
 }
 
 Result<Json> Control::Ask(const Json& question, Deadline deadline) {

@@ -28,10 +28,26 @@ Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::
 Status WaitFor(transfer::Operation operation, Deadline deadline,
                const std::function<void()>& glance = nullptr);
 
-// Blocks until an operation ends. Where the connection has received no payload for `timeout`, the
-// operation is cancelled: kTimedOut.
-Status WaitWhileReceiving(transfer::Operation operation, const transfer::Connection& connection,
-                          Clock::duration timeout);
+// The pace that a peer has to keep while this side waits for it: kMinBytesPerSecond of payload, on
+// average over a window of `timeout`. The window goes on from one wait to the next, and the time
+// between them does not count. For one thread.
+class ReceivePace {
+ public:
+  static constexpr std::uint64_t kMinBytesPerSecond = 8 << 10;
+  ReceivePace(transfer::Connection connection, Clock::duration timeout);
+  // Blocks until an operation ends. Where a window ends with too few bytes, the operation is
+  // cancelled: kTimedOut.
+  Status Wait(const transfer::Operation& operation);
+
+ private:
+  std::uint64_t Received() const;
+
+  const transfer::Connection connection_;
+  const Clock::duration timeout_;
+  const std::uint64_t due_;  // in each window; at least 1
+  std::uint64_t before_;     // what the connection had received when the window began
+  Clock::duration left_;     // of the window
+};
 
 // Operations in flight, oldest first. The destructor cancels the remaining ones and waits for them,
 // so declare it after the memory that they use.
@@ -61,8 +77,8 @@ class Control {
   // A deadline that passes is kTimedOut with the peer and the time that it had.
   Status Say(const Json& message, Deadline deadline);
   Result<Json> Hear(Deadline deadline);
-  // Waits as WaitWhileReceiving() does.
-  Result<Json> HearWhileReceiving(Clock::duration timeout);
+  // Waits as ReceivePace::Wait() does.
+  Result<Json> Hear(ReceivePace* pace);
   // Sends a message and receives the answer; an answer that reports an error becomes that error.
   Result<Json> Ask(const Json& question, Deadline deadline);
   Result<Json> HearAnswer(Deadline deadline);

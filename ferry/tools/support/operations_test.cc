@@ -64,15 +64,13 @@ TEST(ConnectTo, APeerThatAnswersIsConnected) {
       ConnectTo(&pair.near_endpoint(),
                 net::Address{"127.0.0.1", pair.far_endpoint().port()}.ToString(), PeerDeadline());
   ASSERT_TRUE(again) << again.error().ToString();
-  const Config config = LoopbackConfig();
-  EXPECT_TRUE(Acceptor(&pair.far_endpoint(), config).Next());
+  EXPECT_TRUE(Acceptor(&pair.far_endpoint()).Next());
 }
 
 TEST(Acceptor, EndsWithItsEndpoint) {
   PeerPair pair;
-  const Config config = LoopbackConfig();
   auto accepted =
-      std::async(std::launch::async, [&] { return Acceptor(&pair.far_endpoint(), config).Next(); });
+      std::async(std::launch::async, [&] { return Acceptor(&pair.far_endpoint()).Next(); });
   pair.far_endpoint().Close();
   EXPECT_EQ(accepted.get().error().code(), Code::kCancelled);
 }
@@ -149,6 +147,54 @@ TEST(InFlightOperations, ThatAreLeftAreCancelledBeforeTheirMemoryGoes) {
   EXPECT_EQ(receive.Wait().error().code(), Code::kCancelled);
 }
 
+// Regression: any byte began a new timeout, and so did any wait.
+TEST(ReceivePace, ATrickleEndsOneOfManyWaits) {
+  PeerPair pair;
+  ReceivePace pace(pair.near(), milliseconds(300));
+  const std::byte byte{1};
+  std::array<std::byte, 1> into{};
+  const Deadline deadline = PeerDeadline();
+  Status waited = Ok();
+  while (waited && !deadline.expired()) {
+    transfer::Operation receive = PostReceiveOfNothing(&pair.near(), into);
+    auto wait = std::async(std::launch::async, [&] { return pace.Wait(receive); });
+    (void)wait.wait_for(milliseconds(20));
+    auto send = pair.far().Send(kTag, {&byte, 1});
+    ASSERT_TRUE(send);
+    InFlight sends;
+    sends.Add(*std::move(send));
+    waited = wait.get();
+    if (waited) {
+      EXPECT_TRUE(sends.FinishOldest(PeerDeadline()));
+    }
+  }
+  ASSERT_FALSE(waited) << "a byte now and then keeps the place";
+  EXPECT_EQ(waited.error().code(), Code::kTimedOut);
+}
+
+TEST(ReceivePace, ATrickleEndsOneLongWait) {
+  PeerPair pair;
+  ReceivePace pace(pair.near(), milliseconds(300));
+  std::array<std::byte, 1> last{};
+  std::array<std::byte, 1> into{};
+  const std::byte byte{1};
+  auto receive = pair.near().Recv(kTag + 1, kWholeTag, last);
+  ASSERT_TRUE(receive);
+  auto wait = std::async(std::launch::async, [&] { return pace.Wait(*receive); });
+  const Deadline deadline = PeerDeadline();
+  bool ended = false;
+  while (!ended && !deadline.expired()) {
+    transfer::Operation piece = PostReceiveOfNothing(&pair.near(), into);
+    auto send = pair.far().Send(kTag, {&byte, 1});
+    ASSERT_TRUE(send);
+    EXPECT_TRUE(piece.Wait(PeerDeadline()));
+    EXPECT_TRUE(send->Wait(PeerDeadline()));
+    ended = wait.wait_for(milliseconds(20)) == std::future_status::ready;
+  }
+  EXPECT_TRUE(ended) << "a byte now and then keeps the place";
+  EXPECT_EQ(wait.get().error().code(), Code::kTimedOut);
+}
+
 // ---- control messages ---------------------------------------------------------------------------
 
 TEST(ControlMessages, CrossBothWays) {
@@ -209,11 +255,12 @@ TEST(ControlMessages, SilenceTimesOut) {
 TEST(ControlMessages, AWaitGoesOnWhilePayloadArrivesAndEndsInSilence) {
   PeerPair pair;
   Control near(pair.near());
-  std::array<std::byte, 8> into{};
-  const auto letters = Letters("12345678");
   const auto timeout = milliseconds(700);
+  ReceivePace pace(pair.near(), timeout);
+  const std::vector<std::byte> letters(ReceivePace::kMinBytesPerSecond);
+  std::vector<std::byte> into(letters.size());
   const auto begin = Clock::now();
-  auto heard = std::async(std::launch::async, [&] { return near.HearWhileReceiving(timeout); });
+  auto heard = std::async(std::launch::async, [&] { return near.Hear(&pace); });
   auto last = begin;
   auto longest_gap = Clock::duration::zero();
   while (Clock::now() - begin < 2 * timeout) {

@@ -374,7 +374,9 @@ void DeclareTransfer(CLI::App* app, Invocation* invocation) {
                    "with a dot")
       ->type_name("DIR");
   server->add_flag("--overwrite", flags.overwrite, "Replace existing files of the same name");
-  server->add_option("--timeout", flags.timeout, "Drop a client that sends nothing for this long")
+  server
+      ->add_option("--timeout", flags.timeout,
+                   "Drop a client that sends less than 8 KiB/s, on average over this long")
       ->capture_default_str()
       ->type_name("TIME");
   server->add_option("--listen", flags.listen, "Address to listen on; default: all")

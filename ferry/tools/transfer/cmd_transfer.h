@@ -18,7 +18,7 @@ struct TransferServerJob {
   bool overwrite = false;
   bool once = false;
   bool json = false;
-  microseconds timeout = std::chrono::seconds(30);  // for a client that sends nothing
+  microseconds timeout = std::chrono::seconds(30);  // for a client that sends too little
 };
 // Receives one file or message from each client, from several at once, until interrupted. Blocks;
 // for the main thread.

@@ -53,7 +53,7 @@ class IncomingTransfer {
   Status ReceiveMessage(std::span<std::byte> message);
   Result<std::string> ReceiveFile(IncomingFile* file, std::uint64_t size);
   Status TakeOut(FileWindow* file_window, std::uint64_t size, const FileWindow::Drain& drain);
-  Result<Json> Hear() { return control_.HearWhileReceiving(job_.timeout); }
+  Result<Json> Hear() { return control_.Hear(&*pace_); }
   Result<std::string> CompareDigests(std::string mine);
   Status Answer(const std::string& digest);
   void Say(std::string_view step) const;
@@ -67,6 +67,7 @@ class IncomingTransfer {
   const std::string peer_;
   const std::string directory_;
   std::string peer_memory_ = "host";
+  std::optional<ReceivePace> pace_;  // from the request on
 };
 
 void IncomingTransfer::Say(std::string_view step) const {
@@ -103,6 +104,7 @@ Status IncomingTransfer::Take() {
   FERRY_TRY_ASSIGN(const TransferRequest request,
                    ParseRequest(message, /*dot_files=*/job_.directory.has_value()));
   peer_memory_ = request.memory;
+  pace_.emplace(connection_, job_.timeout);
   return request.file ? TakeFile(*request.file, request.size) : TakeMessage(request.size);
 }
 
@@ -184,7 +186,7 @@ Status IncomingTransfer::ReceiveMessage(std::span<std::byte> message) {
   receives.Add(std::move(receive));
   FERRY_TRY(control_.Say({{"ready", true}, {"memory", job_.memory.ToString()}},
                          Deadline::After(kControlWait)));
-  FERRY_TRY(WaitWhileReceiving(receives.oldest(), connection_, job_.timeout));
+  FERRY_TRY(pace_->Wait(receives.oldest()));
   return file_window.Store(0, message.size(), [&](std::uint64_t at, auto bytes) {
     std::copy(bytes.begin(), bytes.end(), message.begin() + static_cast<std::ptrdiff_t>(at));
     return Ok();
@@ -220,7 +222,7 @@ void Announce(const TransferServerJob& job, std::uint16_t port) {
 class Clients {
  public:
   Clients(const TransferServerJob& job, transfer::Endpoint* endpoint)
-      : job_(job), endpoint_(endpoint), acceptor_(endpoint, job.config) {}
+      : job_(job), endpoint_(endpoint), acceptor_(endpoint) {}
   Clients(const Clients&) = delete;
   Clients& operator=(const Clients&) = delete;
   ~Clients() {

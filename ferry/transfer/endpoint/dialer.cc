@@ -23,11 +23,12 @@ std::vector<int> LanesToEach(const EndpointCore& endpoint,
 }  // namespace
 
 Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, std::vector<net::Address> addresses,
-               Uuid expected, Deadline deadline)
+               Uuid expected, Deadline deadline, const std::optional<Secret>& secret)
     : endpoint_(std::move(endpoint)),
       addresses_(std::move(addresses)),
       expected_(expected),
       deadline_(deadline),
+      secret_(secret ? secret : endpoint_->policy().secret()),
       lanes_to_(LanesToEach(*endpoint_, addresses_)),
       all_loops_(endpoint_->loops().Choose(
           static_cast<std::size_t>(*std::max_element(lanes_to_.begin(), lanes_to_.end())))) {}
@@ -66,14 +67,14 @@ bool Dialer::Has(const HelloLane* lane) const {
 Dialer::HelloLane* Dialer::Adopt(std::size_t address, std::size_t index,
                                  std::unique_ptr<net::Lane> lane, Deadline deadline) {
   const std::string name = addresses_[address].ToString();
-  const Status may = endpoint_->policy().CheckLane(lane->Info(), name);
+  const Status may = endpoint_->policy().CheckLane(lane->Info(), name, secret_.has_value());
   if (!may) {
     EndAttempt(address, may.error(), /*may_retry=*/false);
     return nullptr;
   }
   lanes_.push_back(std::make_unique<HelloLane>(
       HelloLane{address, index, std::make_unique<HelloExchange>(std::move(lane), home(), deadline),
-                ClientHandshake(endpoint_->policy().secret(), name)}));
+                ClientHandshake(secret_, name)}));
   HelloLane* const added = lanes_.back().get();
   added->hello_exchange->StartOnLoop(
       [self = shared_from_this(), added](const auto& header, auto* reader) {
@@ -118,7 +119,7 @@ void Dialer::SayHello(HelloLane* lane) {
   lane->asked_lanes = static_cast<std::uint16_t>(lanes_to_[lane->address]);
   wire::HelloBody hello;
   hello.lanes = lane->asked_lanes;
-  if (endpoint_->policy().secret()) hello.flags |= wire::kHasSecret;
+  if (secret_) hello.flags |= wire::kHasSecret;
   if (endpoint_->config().checksum == OnOff::kOn) hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
   if (hello_exchange.is_local()) hello.process = net::ThisProcess();
@@ -175,6 +176,8 @@ Status Dialer::OnHeard(HelloLane* lane, const wire::MessageHeader& header,
   if (is_first && header.type == wire::Type::kWelcome) return OnWelcome(lane, reader);
   if (!is_first && header.type == wire::Type::kJoined) {
     FERRY_TRY(lane->client_handshake.CheckPeer({}, reader->rest()));
+    FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(lane->hello_exchange.get(), welcome_.process,
+                                                  secret_.has_value()));
     OnJoined();
     return Ok();
   }
@@ -205,6 +208,8 @@ Status Dialer::OnWelcome(HelloLane* lane, wire::MetaReader* reader) {
                      EndpointAddress::Parse(reader->rest().first(welcome.address_bytes)));
     others = std::move(told.at);
   }
+  FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(lane->hello_exchange.get(), welcome.process,
+                                                secret_.has_value()));
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome.endpoint, sizeof welcome.endpoint);
   if (!expected_.none() && peer != expected_) {
@@ -263,7 +268,8 @@ void Dialer::Finish() {
   std::sort(lanes_.begin(), lanes_.end(),
             [](const auto& a, const auto& b) { return a->index < b->index; });
   const HelloLane& first = *lanes_.front();
-  const Dialled dialled{addresses_[first.address], first.hello_exchange->info().interface, others_};
+  const Dialled dialled{addresses_[first.address], first.hello_exchange->info().interface, others_,
+                        secret_};
   Peer agreed;
   std::memcpy(agreed.endpoint.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
   agreed.name = dialled.at.ToString();

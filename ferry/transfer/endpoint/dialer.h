@@ -33,9 +33,9 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   // While an address was asked less than this ago, no other is.
   static constexpr milliseconds kAnswerTime{500};
 
-  // `addresses`: at least one.
+  // `addresses`: at least one. `secret`: nullopt for the endpoint's own.
   Dialer(std::shared_ptr<EndpointCore> endpoint, std::vector<net::Address> addresses, Uuid expected,
-         Deadline deadline);
+         Deadline deadline, const std::optional<Secret>& secret = std::nullopt);
 
   EventLoop* home() const noexcept { return all_loops_.front(); }
   void StartOnLoop();
@@ -83,6 +83,7 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   const std::vector<net::Address> addresses_;
   const Uuid expected_;
   const Deadline deadline_;
+  const std::optional<Secret> secret_;       // that both sides prove on every lane
   const std::vector<int> lanes_to_;          // by address
   const std::vector<EventLoop*> all_loops_;  // for the most of these
   std::shared_ptr<net::Dial> dial_;          // with its own callbacks

@@ -41,7 +41,8 @@ bool MayTrim() {
 }
 
 // What replacing the connection's lanes needs.
-RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connection) {
+RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connection,
+                            const std::optional<Secret>& secret) {
   return {.config = &connection.config(),
           .home = connection.home(),
           .peer_name = connection.peer_name(),
@@ -49,10 +50,17 @@ RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connec
           .connection = connection.peer().connection,
           .token = connection.peer().token,
           .provider = &endpoint->provider(),
-          .secret = &endpoint->policy().secret(),
-          .may_use = [endpoint](const net::LaneInfo& lane, const std::string& peer_name) {
-            return endpoint->policy().CheckLane(lane, peer_name);
-          }};
+          .secret = secret,
+          .may_use =
+              [endpoint, has_secret = secret.has_value()](const net::LaneInfo& lane,
+                                                          const std::string& peer_name) {
+                return endpoint->policy().CheckLane(lane, peer_name, has_secret);
+              },
+          .check_peer =
+              [endpoint, process = connection.peer().process,
+               has_secret = secret.has_value()](HelloExchange* lane) {
+                return endpoint->policy().CheckPeerOnLoop(lane, process, has_secret);
+              }};
 }
 
 }  // namespace
@@ -65,8 +73,8 @@ EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> 
 
 EndpointCore::~EndpointCore() = default;
 
-Status EndpointCore::Start() {
-  FERRY_TRY(policy_.Load());
+Status EndpointCore::Start(const SecretText& secret) {
+  FERRY_TRY(policy_.Load(secret));
   if (config_.tls != TlsMode::kOff && !provider_->capabilities().tls) {
     return Error(Code::kUnsupported,
                  fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",
@@ -240,7 +248,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
   auto connection = std::make_shared<ConnectionCore>(config_, &regions_, std::move(agreed), loops);
   if (dialled != nullptr) {
     connection->monitor().SetPaths(
-        RecoveryFor(this, *connection),
+        RecoveryFor(this, *connection, dialled->secret),
         NetworkPathsTo(*provider_, config_, {dialled->at, dialled->interface}, dialled->others));
   }
   if (!Keep(connection)) return nullptr;

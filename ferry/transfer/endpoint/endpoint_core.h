@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,11 +30,13 @@ class Dialer;
 class ServerHandshake;
 struct EndpointAddress;
 
-// Where a peer was reached, by which interface, and where else it says that it can be.
+// Where a peer was reached, by which interface, where else it says that it can be, and the secret
+// that it has proved.
 struct Dialled {
   net::Address at;
   std::string interface;
   std::vector<net::Address> others;
+  std::optional<Secret> secret;
 };
 
 // What an endpoint's handles share. Owns loops, listener, regions and live connections.
@@ -42,7 +45,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider);
   ~EndpointCore();
 
-  Status Start();
+  // `secret`: as PeerPolicy::Load().
+  Status Start(const SecretText& secret = {});
   // Closes everything, blocks until nothing touches memory, then stops the threads. Idempotent.
   void Shutdown();
 

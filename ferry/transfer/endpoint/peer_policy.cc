@@ -2,20 +2,29 @@
 #include "ferry/transfer/endpoint/peer_policy.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
+#include <cerrno>
+
+#include "ferry/core/fd.h"
 #include "ferry/core/log.h"
 
 namespace ferry::transfer {
 
-Status PeerPolicy::Load() {
-  FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+Status PeerPolicy::Load(const SecretText& secret) {
+  if (secret.empty()) {
+    FERRY_TRY_ASSIGN(secret_, Secret::FromConfig(config_));
+  } else {
+    secret_.emplace(secret);
+  }
   return Ok();
 }
 
 // The route to the peer decides which interface the lane uses; the config decides whether that is
 // allowed.
-Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name) const {
-  if (!secret_ && !Trusts(lane.same_machine || lane.authenticated)) {
+Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name,
+                             bool has_secret) const {
+  if (!lane.same_machine && !NeedsNoProof(lane, has_secret)) {
     return Error(
         Code::kRefused,
         fmt::format("{} is on another machine and there is no secret to authenticate it; set "
@@ -28,6 +37,27 @@ Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_
                fmt::format("the route to {} leaves by {}, which FERRY_INTERFACES={} does not "
                            "allow; connect to another address of the peer, or allow it",
                            peer_name, lane.interface, allowed));
+}
+
+Status PeerPolicy::CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process,
+                                   bool has_secret) const {
+  if (NeedsNoProof(lane->info(), has_secret)) return Ok();
+  errno = 0;
+  if (lane->ProvePeerOnLoop(process)) return Ok();
+  if (errno == EMFILE || errno == ENFILE) return ErrnoError("finding out who the peer is", errno);
+  constexpr const char* kFix =
+      "set FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust";
+  if (!lane->is_local()) {
+    return Error(
+        Code::kRefused,
+        fmt::format("this endpoint has no secret to authenticate peers on other machines; {}",
+                    kFix));
+  }
+  return Error(Code::kRefused,
+               fmt::format("{} is an address of this machine, but it is not proved that a process "
+                           "of user {} is there itself: it may be a proxy, another user or a "
+                           "container; {}",
+                           lane->peer_name(), ::geteuid(), kFix));
 }
 
 void PeerPolicy::OnRefused(const std::string& peer_name, const std::string& sentence) {

@@ -9,6 +9,7 @@
 #include "ferry/core/log_limiter.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
+#include "ferry/transfer/handshake/hello_exchange.h"
 #include "ferry/transfer/handshake/secret.h"
 
 namespace ferry::transfer {
@@ -19,15 +20,19 @@ class PeerPolicy {
   // `config` must outlive this object.
   explicit PeerPolicy(const Config& config) : config_(config) {}
 
-  // Reads the secret. Errors: those of Secret::FromConfig().
-  Status Load();
+  // `secret`: proved in the place of the config's; empty: reads that. Errors: those of
+  // Secret::FromConfig().
+  Status Load(const SecretText& secret = {});
   const std::optional<Secret>& secret() const noexcept { return secret_; }
-  // Whether an endpoint without a secret accepts a connection to or from a peer. `is_known`: the
-  // peer is on this machine or is authenticated by TLS.
-  bool Trusts(bool is_known) const noexcept { return is_known || config_.insecure == OnOff::kOn; }
-  // Whether a lane dialed to `peer_name` may be used: checks how the peer is authenticated and
-  // which interface the lane leaves by. Errors: kRefused, kInvalidArgument.
-  Status CheckLane(const net::LaneInfo& lane, const std::string& peer_name) const;
+  // Whether a lane dialed to `peer_name` may be used: checks whether the peer can be authenticated,
+  // and which interface the lane leaves by. `has_secret`: the peer will have to prove one. Errors:
+  // kRefused, kInvalidArgument.
+  Status CheckLane(const net::LaneInfo& lane, const std::string& peer_name, bool has_secret) const;
+  // Whether the peer of this lane may be trusted where nothing else authenticates it: it must be
+  // `process`, as it says itself, of our user on this machine. Asks the kernel only then. On the
+  // lane's loop; does not block. Errors: kRefused; kUnavailable without a descriptor to ask with.
+  Status CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process,
+                         bool has_secret) const;
 
   // Counts and logs a refused handshake. `sentence`: the reason.
   void OnRefused(const std::string& peer_name, const std::string& sentence);
@@ -36,6 +41,11 @@ class PeerPolicy {
   LogLimiter& log() noexcept { return log_; }
 
  private:
+  // Whether something else authenticates the peer, or nothing has to.
+  bool NeedsNoProof(const net::LaneInfo& lane, bool has_secret) const noexcept {
+    return has_secret || lane.authenticated || config_.insecure == OnOff::kOn;
+  }
+
   const Config& config_;
   std::optional<Secret> secret_;
   LogLimiter log_;  // by host

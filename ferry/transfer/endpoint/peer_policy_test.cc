@@ -22,27 +22,27 @@ Config WithSecret() {
   return config;
 }
 
-TEST(PeerPolicy, WithoutASecretTrustsOnlyKnownPeers) {
+TEST(PeerPolicy, WithoutASecretDialsNoOtherMachine) {
   Config config;
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
   EXPECT_FALSE(policy.secret());
-  EXPECT_TRUE(policy.Trusts(/*is_known=*/true));
-  EXPECT_FALSE(policy.Trusts(/*is_known=*/false));
-  const Status refused = policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1");
+  const Status refused =
+      policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1", policy.secret().has_value());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kRefused);
   EXPECT_THAT(refused.error().message(), HasSubstr("FERRY_SECRET_FILE"));
 }
 
-TEST(PeerPolicy, TrustsAPeerOfThisMachineOrOneThatTlsHasAuthenticated) {
+TEST(PeerPolicy, DialsAPeerOfThisMachineOrOneThatTlsHasAuthenticated) {
   Config config;
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
-  EXPECT_TRUE(policy.CheckLane(LaneBy("lo", /*same_machine=*/true), "127.0.0.1:1"));
+  EXPECT_TRUE(policy.CheckLane(LaneBy("lo", /*same_machine=*/true), "127.0.0.1:1",
+                               policy.secret().has_value()));
   net::LaneInfo lane = LaneBy("eth0");
   lane.authenticated = true;
-  EXPECT_TRUE(policy.CheckLane(lane, "10.0.0.1:1"));
+  EXPECT_TRUE(policy.CheckLane(lane, "10.0.0.1:1", policy.secret().has_value()));
 }
 
 TEST(PeerPolicy, ThatIsInsecureTrustsEverybody) {
@@ -50,8 +50,7 @@ TEST(PeerPolicy, ThatIsInsecureTrustsEverybody) {
   config.insecure = OnOff::kOn;
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
-  EXPECT_TRUE(policy.Trusts(/*is_known=*/false));
-  EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1"));
+  EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1", policy.secret().has_value()));
 }
 
 TEST(PeerPolicy, WithASecretLeavesAuthenticationToTheHandshake) {
@@ -59,7 +58,7 @@ TEST(PeerPolicy, WithASecretLeavesAuthenticationToTheHandshake) {
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
   EXPECT_TRUE(policy.secret());
-  EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1"));
+  EXPECT_TRUE(policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1", policy.secret().has_value()));
 }
 
 TEST(PeerPolicy, RefusesALaneByAnInterfaceThatIsNotAllowed) {
@@ -67,9 +66,11 @@ TEST(PeerPolicy, RefusesALaneByAnInterfaceThatIsNotAllowed) {
   config.interfaces = "eth1";
   PeerPolicy policy(config);
   ASSERT_TRUE(policy.Load());
-  EXPECT_TRUE(policy.CheckLane(LaneBy("eth1"), "10.0.0.1:1"));
-  EXPECT_TRUE(policy.CheckLane(LaneBy("lo", /*same_machine=*/true), "127.0.0.1:1"));
-  const Status refused = policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1");
+  EXPECT_TRUE(policy.CheckLane(LaneBy("eth1"), "10.0.0.1:1", policy.secret().has_value()));
+  EXPECT_TRUE(policy.CheckLane(LaneBy("lo", /*same_machine=*/true), "127.0.0.1:1",
+                               policy.secret().has_value()));
+  const Status refused =
+      policy.CheckLane(LaneBy("eth0"), "10.0.0.1:1", policy.secret().has_value());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(refused.error().message(), HasSubstr("leaves by eth0"));

@@ -101,7 +101,7 @@ void ServerHandshake::MoveTo(PendingPeer* pending_peer, State to) {
     // It has begun well: it keeps its place where silent ones lose theirs.
     case State::kChallenged:
       comes_from(State::kSilent, State::kSilent);
-      admission_.MarkSpoken(pending_peer->number, Clock::now());
+      admission_.MarkSpoken(pending_peer->number, Clock::now(), pending_peer->proved);
       gate_.UpdateOnLoop();
       hello_exchange.HearMoreOnLoop();
       break;
@@ -154,12 +154,6 @@ Status ServerHandshake::Answer(HelloExchange* hello_exchange, wire::Type type,
   }
   FERRY_TRY(CheckVersion(*reader));
   if (endpoint_->policy().secret()) return Challenge(&pending_peer, type, reader);
-  if (!endpoint_->policy().Trusts(hello_exchange->is_local() ||
-                                  hello_exchange->is_authenticated())) {
-    return Error(Code::kRefused,
-                 "this endpoint has no secret to authenticate peers on other machines; set "
-                 "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
-  }
   return Admit(hello_exchange, type, reader);
 }
 
@@ -183,6 +177,9 @@ Status ServerHandshake::Challenge(PendingPeer* pending_peer, wire::Type type,
   exchange.first = type;
   exchange.said.assign(reader->rest().begin(), reader->rest().end());
   FillRandom(exchange.server);
+  // Asked of the kernel only when many of one address have spoken.
+  pending_peer->proved = is_hello && admission_.NeedsProof(pending_peer->number) &&
+                         pending_peer->hello_exchange->ProvePeerOnLoop(hello.process);
   MoveTo(pending_peer, State::kChallenged);
   pending_peer->hello_exchange->SayOnLoop(wire::Type::kChallenge, exchange.server);
   return Ok();
@@ -256,6 +253,9 @@ Status ServerHandshake::OnHello(HelloExchange* hello_exchange, wire::MetaReader*
                  fmt::format("{} sent a malformed hello", hello_exchange->peer_name()));
   }
   const Uuid own = endpoint_->id();
+  // Further lanes show the token, which is sent only to a peer that has passed this.
+  FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(hello_exchange, hello.process,
+                                                endpoint_->policy().secret().has_value()));
   FERRY_TRY(MayConnect(*hello_exchange, arrival.peer));
   Uuid expected;
   std::memcpy(expected.bytes.data(), hello.expected, sizeof hello.expected);

@@ -46,6 +46,7 @@ class ServerHandshake {
     State state = State::kSilent;
     Exchange exchange;         // from kChallenged on
     std::uint64_t number = 0;  // of its own
+    bool proved = false;       // to be a process of this machine, where that was asked
     // For a lane that takes the place of another.
     std::shared_ptr<ConnectionCore> rejoins;  // with the endpoint's table, while the lane moves
     wire::RejoinBody rejoin;

@@ -159,8 +159,12 @@ void LaneMonitor::OnReplaced(std::uint32_t lane, const net::LaneInfo& info) {
 void LaneMonitor::Suspect(std::uint32_t lane, const char* why) {
   if (common_->state.lost()) return;
   if (health_) return health_->OnSuspect(lane, why);
-  // The other side dials; this side can only request a replacement, over a lane that may still
-  // work.
+  // The other side dials; this side can only request a replacement.
+  SayLaneLost(lane);
+}
+
+// Over every other lane that may still work.
+void LaneMonitor::SayLaneLost(std::uint32_t lane) {
   wire::JoinBody body;
   body.lane = static_cast<std::uint16_t>(lane);
   for (std::size_t i = 0; i < lives_.size(); ++i) {
@@ -177,8 +181,12 @@ void LaneMonitor::OnGivenUp(std::uint32_t lane) {
   if (lane >= given_up_.size() || given_up_[lane].exchange(true)) return;
   common_->home->Post([keep = KeepAlive(), this, lane] {
     given_up_[lane] = false;
-    if (common_->state.lost() || !health_) return;
-    health_->OnSuspect(lane, "was given up by the peer");
+    if (common_->state.lost()) return;
+    if (health_) return health_->OnSuspect(lane, "was given up by the peer");
+    // The side that dials says so where one of the sides does not let the other in.
+    EndWhatWaitsFor(lane, Error(Code::kPeerLost,
+                                "the peer, which dials, reports that authentication fails; check "
+                                "the secrets and certificates of both sides, its log has details"));
   });
 }
 
@@ -198,7 +206,13 @@ void LaneMonitor::Fail(const Error& error) {
   common_->home->Post([keep = KeepAlive(), this, error] { common_->failures->FailNow(error); });
 }
 
+// The other side's operations may wait, too, and it does not dial.
 void LaneMonitor::FailIfWaitedFor(std::uint32_t lane, const Error& reason) {
+  SayLaneLost(lane);
+  EndWhatWaitsFor(lane, reason);
+}
+
+void LaneMonitor::EndWhatWaitsFor(std::uint32_t lane, const Error& reason) {
   lanes_->Post(lane, [this, reason](LaneEngine& at) {
     if (at.state() != LaneEngine::State::kFrozen || !at.HoldsWork()) return;
     Fail(Error(Code::kPeerLost,

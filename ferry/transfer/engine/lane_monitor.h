@@ -50,7 +50,7 @@ class LaneMonitor final : private RecoveryHost {
   void OnReplaced(std::uint32_t lane, const net::LaneInfo& info);
   // A network link of this machine has changed.
   void OnLinkChange(const net::LinkChange& change);
-  // The peer requests a replacement. Any thread.
+  // The peer requests a replacement, or, where it dials, has found that none is let in. Any thread.
   void OnGivenUp(std::uint32_t lane);
 
  private:
@@ -73,6 +73,9 @@ class LaneMonitor final : private RecoveryHost {
   void FailIfSilent(Clock::duration silent);
   // Reports a lane that may be dead although it has not ended.
   void Suspect(std::uint32_t lane, const char* why);
+  void SayLaneLost(std::uint32_t lane);
+  // Ends the connection if operations wait for this lane, which is down.
+  void EndWhatWaitsFor(std::uint32_t lane, const Error& reason);
   // Fails the connection if operations have waited too long for one of its lanes.
   void FailIfStuck(std::uint32_t lane, Clock::duration silent);
 

@@ -192,7 +192,7 @@ TEST_P(StreamOrderTest, WhoWaitsForItsStreamEndsByCancelAndDeadlineAndNeverBegin
   const auto before = peer_.Copy();
   Close();
   Operation cancelled = Write(After());
-  Operation late = Write(After(milliseconds(20)));
+  Operation late = Write(After(milliseconds(1000)));
   const cuda::Stream reader = NewStream();
   ASSERT_TRUE(late.MakeStreamWait(reader));
   cancelled.Cancel();

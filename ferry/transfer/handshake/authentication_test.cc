@@ -2,17 +2,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <deque>
+#include <filesystem>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "ferry/net/testing/fake_provider.h"
+#include "ferry/net/testing/fault_proxy.h"
 #include "ferry/transfer/handshake/secret.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
 // Two endpoints connect if both know the secret. If neither has one, they trust each other for
-// being on one machine, or because the settings say so.
+// being processes of one user on one machine, or because the settings say so.
 namespace ferry::transfer {
 namespace {
 
@@ -60,6 +65,33 @@ TEST(Secrets, ThatCannotBeReadFailTheEndpoint) {
   const auto endpoint = Endpoint::Create(config);
   ASSERT_FALSE(endpoint);
   EXPECT_THAT(endpoint.error().message(), HasSubstr("/not/there"));
+}
+
+// An endpoint that is created with a secret of its own.
+TEST(Secrets, OfOneEndpointAreProvedInThePlaceOfTheConfigs) {
+  const SecretText own = "the secret of one endpoint";
+  for (const Config& config : {SmallSlices(3, 2), WithSecret(kSecret)}) {
+    Endpoint server = Must(Endpoint::Create(config, nullptr, own));
+    Endpoint client = Must(Endpoint::Create(config));
+    EXPECT_EQ(client.Connect(server.address(), Soon()).error().code(), Code::kRefused);
+    ExpectRefused(client.Connect(server.address(), Soon(), "the secret of another"),
+                  "different secrets");
+    const Connection near = Must(client.Connect(server.address(), Soon(), own));
+    const Connection far = Must(server.Accept(Soon()));
+    EXPECT_EQ(near.Info().lanes.size(), 3u);
+    EXPECT_TRUE(Works(near, far));
+    // Its own connections prove it, too.
+    EXPECT_TRUE(server.Connect(server.address(), Soon()));
+  }
+}
+
+TEST(Sessions, HaveANameThatIsTheSameAtBothEndsAndAtNoOtherConnection) {
+  const Link link = MakeLink();
+  const Link other = MakeLink();
+  const Uuid session = link.near.connection->session();
+  EXPECT_FALSE(session.none());
+  EXPECT_EQ(session, link.far.connection->session());
+  EXPECT_NE(session, other.near.connection->session());
 }
 
 // ---- pending peers of an endpoint with a secret -------------------------------------------------
@@ -263,6 +295,122 @@ TEST_F(ImpostorTest, ThatChallengesTwiceEndsTheCall) {
   });
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code(), Code::kCorrupt);
+}
+
+// ---- this machine -------------------------------------------------------------------------------
+
+constexpr const char* kNotProved = "it is not proved that a process of user";
+
+std::size_t OpenDescriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+// Neither side has a secret, nor trusts everybody.
+class ThisMachineTest : public ::testing::Test {
+ protected:
+  static Config Cautious(int lanes = 2) {
+    Config config = SmallSlices(lanes, 2);
+    config.insecure = OnOff::kOff;
+    return config;
+  }
+  // Asks for one lane, and names this process.
+  static Saying HelloOfThisProcess() {
+    wire::HelloBody hello = Hello(Uuid::Random(), 1);
+    hello.process = net::ThisProcess();
+    return {.type = Type::kHello, .body = Pod(hello)};
+  }
+  static void ExpectNotBelieved(RawLane* lane) {
+    const RawFrame refusal = lane->Expect(Type::kRefuse);
+    EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kRefused));
+    EXPECT_THAT(refusal.Text<wire::RefuseBody>(), HasSubstr(kNotProved));
+    lane->WaitClosed();
+  }
+
+  Endpoint server_ = Must(Endpoint::Create(Cautious()));
+};
+
+TEST_F(ThisMachineTest, ProcessesOfOneUserConnectWithoutASecret) {
+  Link link = MakeLink(Cautious(3));
+  EXPECT_EQ(link.near.connection->Info().lanes.size(), 3u);
+  EXPECT_TRUE(Works(&link));
+}
+
+// Wherever it is, and though the proxy is a process of this user.
+TEST_F(ThisMachineTest, WhoComesThroughAProxyIsRefused) {
+  const auto proxy = Must(net::FaultProxy::Start({"127.0.0.1", server_.port()}));
+  Endpoint outsider = Must(Endpoint::Create(SmallSlices()));
+  const auto refused = outsider.Connect(proxy->address().ToString(), Soon());
+  ExpectRefused(refused, kNotProved);
+  ExpectRefused(refused, "refused the connection: 127.0.0.1:");
+  ExpectRefused(refused, "set FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on");
+  EXPECT_EQ(server_.Counters().handshakes_refused, 1u);
+  EXPECT_TRUE(outsider.Connect(HostAndPort(server_.port()), Soon()));
+}
+
+TEST_F(ThisMachineTest, AServerBehindAProxyIsNotTrusted) {
+  const Endpoint open = Must(Endpoint::Create(SmallSlices()));
+  const auto proxy = Must(net::FaultProxy::Start({"127.0.0.1", open.port()}));
+  Endpoint caller = Must(Endpoint::Create(Cautious()));
+  ExpectRefused(caller.Connect(proxy->address().ToString(), Soon()), kNotProved);
+  EXPECT_TRUE(caller.Connect(HostAndPort(open.port()), Soon()));
+}
+
+// Also while the one who sent it is connected.
+TEST_F(ThisMachineTest, AHelloThatIsSentAgainOverAnotherSocketIsNotBelieved) {
+  const Saying hello = HelloOfThisProcess();
+  RawLane honest(server_.port());
+  honest.List();
+  ASSERT_TRUE(honest.Say(hello));
+  (void)honest.Expect(Type::kWelcome);
+  RawLane again(server_.port());
+  ASSERT_TRUE(again.Say(hello));
+  ExpectNotBelieved(&again);
+  RawLane nobody(server_.port());
+  nobody.List();
+  ASSERT_TRUE(nobody.Say({.type = Type::kHello, .body = Pod(Hello(Uuid::Random(), 1))}));
+  ExpectNotBelieved(&nobody);
+}
+
+TEST_F(ThisMachineTest, WhoIsGoneBeforeItIsLookedForHarmsNobody) {
+  for (int i = 0; i < 50; ++i) {
+    RawLane lane(server_.port());
+    lane.List();
+    (void)lane.Say(HelloOfThisProcess());
+    lane.Close();
+  }
+  Endpoint caller = Must(Endpoint::Create(Cautious()));
+  EXPECT_TRUE(caller.Connect(HostAndPort(server_.port()), Soon()));
+}
+
+TEST_F(ThisMachineTest, TwoHundredAtOnceAreLetInAndLeaveNoDescriptor) {
+  constexpr int kCrowd = 200;
+  Endpoint caller = Must(Endpoint::Create(Cautious()));
+  // The first connection opens what the process keeps.
+  ASSERT_TRUE(caller.Connect(HostAndPort(server_.port()), Soon()));
+  const std::size_t before = OpenDescriptors();
+  {
+    const Endpoint server = Must(Endpoint::Create(Cautious()));
+    std::deque<RawLane> lanes;
+    for (int i = 0; i < kCrowd; ++i) {
+      RawLane& lane = lanes.emplace_back(server.port());
+      lane.List();
+      ASSERT_TRUE(lane.Say(HelloOfThisProcess()));
+    }
+    for (RawLane& lane : lanes) (void)lane.Expect(Type::kWelcome);
+  }
+  const Deadline limit = Soon();
+  while (OpenDescriptors() > before && !limit.expired()) std::this_thread::yield();
+  EXPECT_LE(OpenDescriptors(), before);
+}
+
+TEST_F(ThisMachineTest, WithASecretAProxyMayBeBetween) {
+  Config config = Cautious();
+  config.secret = kSecret;
+  const Endpoint server = Must(Endpoint::Create(config));
+  const auto proxy = Must(net::FaultProxy::Start({"127.0.0.1", server.port()}));
+  Endpoint caller = Must(Endpoint::Create(config));
+  EXPECT_TRUE(caller.Connect(proxy->address().ToString(), Soon()));
 }
 
 // ---- other machines -----------------------------------------------------------------------------

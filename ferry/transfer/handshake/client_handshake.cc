@@ -19,7 +19,7 @@ void ClientHandshake::SayFirstOnLoop(HelloExchange* hello_exchange, wire::Type t
 Status ClientHandshake::AnswerChallengeOnLoop(HelloExchange* hello_exchange,
                                               wire::MetaReader* reader) {
   wire::ChallengeBody challenge;
-  if (!reader->Read(&challenge) || !*secret_ || challenged_) {
+  if (!reader->Read(&challenge) || !secret_ || challenged_) {
     return Error(Code::kCorrupt,
                  fmt::format("{} sent an unexpected challenge; use the same release on both sides",
                              peer_name_));
@@ -30,7 +30,7 @@ Status ClientHandshake::AnswerChallengeOnLoop(HelloExchange* hello_exchange,
   exchange_.binding = hello_exchange->channel_binding();
   const wire::ProofBody proof{.nonce = exchange_.client,
                               .binding = exchange_.binding,
-                              .mac = exchange_.ClientProof(**secret_)};
+                              .mac = exchange_.ClientProof(*secret_)};
   hello_exchange->HearMoreOnLoop();
   hello_exchange->SayOnLoop(wire::Type::kProof, std::as_bytes(std::span(&proof, 1)));
   return Ok();
@@ -38,7 +38,7 @@ Status ClientHandshake::AnswerChallengeOnLoop(HelloExchange* hello_exchange,
 
 Status ClientHandshake::CheckPeer(std::span<const std::byte> body,
                                   std::span<const std::byte> proof) const {
-  if (!*secret_) return Ok();
+  if (!secret_) return Ok();
   // A server that does not know the secret could just leave out the challenge.
   if (!challenged_) {
     return Error(Code::kRefused,
@@ -50,7 +50,7 @@ Status ClientHandshake::CheckPeer(std::span<const std::byte> body,
   if (proof.size() == mac.size()) {
     std::memcpy(mac.data(), proof.data(), mac.size());
     // The proof covers the answer's body, so nobody in between can change it.
-    if (EqualInConstantTime(exchange_.ServerProof(**secret_, body), mac)) return Ok();
+    if (EqualInConstantTime(exchange_.ServerProof(*secret_, body), mac)) return Ok();
   }
   return Error(
       Code::kRefused,

@@ -1,7 +1,9 @@
 // The client side of mutual authentication on one lane.
 #pragma once
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/transfer/handshake/hello_exchange.h"
@@ -13,10 +15,10 @@ namespace ferry::transfer {
 // proofs. Lives on one loop.
 class ClientHandshake {
  public:
-  // `secret`: the endpoint's, which must outlive this object. `peer_name`: the peer's name in error
+  // `secret`: shared with the peer; nullopt if there is none. `peer_name`: the peer's name in error
   // messages.
-  ClientHandshake(const std::optional<Secret>& secret, std::string peer_name)
-      : secret_(&secret), peer_name_(std::move(peer_name)) {}
+  ClientHandshake(std::optional<Secret> secret, std::string peer_name)
+      : secret_(std::move(secret)), peer_name_(std::move(peer_name)) {}
 
   void SayFirstOnLoop(HelloExchange* hello_exchange, wire::Type type,
                       std::span<const std::byte> body);
@@ -29,7 +31,7 @@ class ClientHandshake {
   Error Refusal(wire::MetaReader* reader) const;
 
  private:
-  const std::optional<Secret>* secret_;
+  std::optional<Secret> secret_;
   std::string peer_name_;
   Exchange exchange_;
   bool challenged_ = false;

@@ -48,8 +48,11 @@ class HelloExchange final : private net::LaneHandler {
   std::string peer_host() const { return std::string(net::HostOf(info_.remote)); }
   // Address and port of this side.
   const std::string& local_name() const noexcept { return info_.local; }
-  // Whether the peer's address is on this machine.
+  // Whether the peer's address is on this machine. That proves nothing: a proxy of this machine has
+  // such an address, too, whoever is behind it.
   bool is_local() const noexcept { return info_.same_machine; }
+  // Whether the peer is this process of our user on this machine (net::Lane::ProvePeer).
+  bool ProvePeerOnLoop(const net::ProcessHint& process) { return lane_->ProvePeer(process); }
   // Whether the lane itself has authenticated the peer (TLS).
   bool is_authenticated() const noexcept { return info_.authenticated; }
   const net::ChannelBinding& channel_binding() const noexcept { return info_.channel_binding; }

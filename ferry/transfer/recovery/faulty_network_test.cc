@@ -137,7 +137,7 @@ TEST_F(FaultyNetworkTest, ConnectionsThatLoseAllLanesAtOnceEndEveryOperation) {
 TEST_F(FaultyNetworkTest, APeerBeyondABlackHoleIsNoticed) {
   Config config = FakeConfig();
   config.heartbeat_interval = milliseconds(50);
-  config.peer_timeout = milliseconds(300);
+  config.peer_timeout = std::chrono::seconds(1);
   Link link = NewLink(config);
   Traffic traffic(&link);
   network_.SetFaults({.black_hole = true});

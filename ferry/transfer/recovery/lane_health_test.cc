@@ -77,7 +77,6 @@ class LaneHealthTest : public ::testing::Test, private RecoveryHost {
     context.peer_name = "peer:1";
     context.lanes = paths;
     context.provider = &provider_;
-    context.secret = &secret_;
     std::vector<NetworkPath> all;
     for (std::size_t i = 0; i < paths; ++i) {
       const std::string number = std::to_string(i);
@@ -99,7 +98,6 @@ class LaneHealthTest : public ::testing::Test, private RecoveryHost {
               std::unique_ptr<net::Lane> /*replacement*/, const LaneProgress& /*peer*/) override {}
 
   Config config_;
-  const std::optional<Secret> secret_{};
   const std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
   IdleProvider provider_;
   std::optional<LaneHealth> health_;

@@ -29,9 +29,11 @@ struct RecoveryContext {
   Uuid token;
 
   net::Provider* provider = nullptr;
-  const std::optional<Secret>* secret = nullptr;
+  std::optional<Secret> secret = std::nullopt;  // that both sides prove
   // Whether the settings allow the use of a lane dialed to this peer.
   std::function<Status(const net::LaneInfo& lane, const std::string& peer_name)> may_use;
+  // Whether the settings allow to trust the peer of a lane that it has answered. On its loop.
+  std::function<Status(HelloExchange* lane)> check_peer;
 };
 
 // The connection as recovery sees it. Home loop only.

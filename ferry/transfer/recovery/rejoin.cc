@@ -29,7 +29,7 @@ Rejoin::Rejoin(const RecoveryContext& context, RecoveryHost* host, LaneHealth* l
       attempt_(attempt),
       deadline_(
           Deadline::After(std::min<microseconds>(kTimeout, context.config->handshake_timeout))),
-      client_handshake_(*context.secret, context.peer_name) {}
+      client_handshake_(context.secret, context.peer_name) {}
 
 Rejoin::~Rejoin() = default;
 
@@ -118,6 +118,7 @@ Status Rejoin::OnHeard(const wire::MessageHeader& header, wire::MetaReader* read
     case wire::Type::kRejoined:
       if (state_ != State::kJoining) break;
       FERRY_TRY(client_handshake_.CheckPeer({}, reader->rest()));
+      FERRY_TRY(context_.check_peer(hello_exchange_.get()));
       MoveTo(State::kFreezing);
       return Ok();
     case wire::Type::kResumed: {

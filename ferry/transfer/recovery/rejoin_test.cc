@@ -32,8 +32,9 @@ class RejoinTest : public ::testing::Test {
     config_.insecure = OnOff::kOn;
   }
 
-  // Over `interfaces` network paths; `near` dials over the first of them.
-  Link NewLink(std::size_t interfaces = 1) {
+  // Over `interfaces` network paths; `near` dials over the first of them. `secret`: the far side's
+  // own.
+  Link NewLink(std::size_t interfaces = 1, const SecretText& secret = {}) {
     network_.SetInterfaces(interfaces);
     FakeFaults far_away;
     far_away.another_machine = interfaces > 1;
@@ -41,10 +42,10 @@ class RejoinTest : public ::testing::Test {
     first_ = network_.connections();
     Link link{
         {Must(Endpoint::Create(near_config_.value_or(config_), network_.CreateProvider())), {}},
-        {Must(Endpoint::Create(config_, network_.CreateProvider())), {}}};
+        {Must(Endpoint::Create(config_, network_.CreateProvider(), secret)), {}}};
     const EndpointAddress address{link.far.endpoint->id(),
                                   {{FakeNetwork::kHost, link.far.endpoint->port()}}};
-    link.near.connection = Must(link.near.endpoint->Connect(address, Soon()));
+    link.near.connection = Must(link.near.endpoint->Connect(address, Soon(), secret));
     link.far.connection = Must(link.far.endpoint->Accept(Soon()));
     return link;
   }
@@ -222,7 +223,7 @@ TEST_F(RejoinTest, ALinkThatSwallowsEverythingIsNoticedByItsSilence) {
 TEST_F(RejoinTest, APeerThatNoLinkReachesIsLostWithinItsTimeout) {
   config_.heartbeat_interval = milliseconds(20);
   config_.lane_timeout = milliseconds(60);
-  config_.peer_timeout = milliseconds(300);
+  config_.peer_timeout = std::chrono::seconds(1);
   Link link = NewLink(2);
   Traffic traffic(&link);
   traffic.Begin();
@@ -297,7 +298,7 @@ TEST_F(RejoinTest, ALaneThatWasSilentAndIsThenLostGoesOnByTheWayThatItHad) {
 TEST_F(RejoinTest, OperationsEndThoughALaneCanNeverBeReplaced) {
   config_.heartbeat_interval = milliseconds(20);
   config_.lane_timeout = milliseconds(60);
-  config_.peer_timeout = milliseconds(300);
+  config_.peer_timeout = std::chrono::seconds(1);
   Link link = NewLink();
   network_.SetFaults(first_ + 1, {.black_hole = true});
   Traffic traffic(&link);
@@ -346,6 +347,17 @@ TEST_F(RejoinTest, ReplacementsProveThatTheyKnowTheSecret) {
   EXPECT_TRUE(Works(&link));
 }
 
+TEST_F(RejoinTest, ReplacementsProveTheSecretThatThePeerWasDialedWith) {
+  config_.insecure = OnOff::kOff;
+  for (const char* const secret : {"", "a secret of the two of them"}) {
+    config_.secret = secret;
+    Link link = NewLink(2, "the secret of the far side");
+    ASSERT_TRUE(MovesTo(&link, {"fake", "fake", "fake1"}));
+    network_.Reset(first_ + 1);
+    EXPECT_TRUE(Works(&link));
+  }
+}
+
 TEST_F(RejoinTest, AnEndpointMayGoWhileItsLanesAreBeingReplaced) {
   // A lane that is being replaced then cannot be seen to be reset; the peer is lost all the same.
   config_.heartbeat_interval = milliseconds(50);
@@ -378,16 +390,20 @@ class HeldWrite {
       : local_(Must(link->near.endpoint->Register(here_.span(), Rights::kNone))),
         target_(Must(link->far.endpoint->Register(there_.span(), Rights::kReadWrite))) {
     network->SetFaults(lane, {.black_hole = true});
+    const auto sent = [&] { return network->BytesSent(lane, net::FakeDirection::kToListener); };
+    const std::uint64_t before = sent();
     // On a busy machine the other lanes may carry all of it.
     const Deadline deadline = Soon();
-    do {
+    while (sent() < before + kPartBytes && !deadline.expired()) {
+      if (operation_ && !operation_->Wait(Deadline::After(milliseconds(1)))) continue;
       operation_ = Must(link->near.connection->Write(local_, 0, target_.remote(), 0, kHeldBytes));
-    } while (operation_->Wait(Deadline::After(milliseconds(100))) && !deadline.expired());
+    }
   }
   Operation& operation() { return *operation_; }
 
  private:
   static constexpr std::size_t kHeldBytes = 4 << 20;
+  static constexpr std::size_t kPartBytes = 1024;  // of a slice; more than frames without payload
   GuardedMemory here_{kHeldBytes, 1};
   GuardedMemory there_{kHeldBytes, 2};
   Region local_;
@@ -498,6 +514,17 @@ TEST_F(RejoinTest, ALaneThatComesUpToAnotherMachineIsNotTrustedWithoutASecret) {
   near_config_->insecure = OnOff::kOff;
   Link link = NewLink();
   network_.SetFaults(first_ + kRejoinLanes, {.another_machine = true});
+  network_.Reset(first_ + 1);
+  EXPECT_TRUE(HasReplaced(&link, 1));
+  EXPECT_EQ(network_.connections(), first_ + kRejoinLanes + 2);
+  EXPECT_TRUE(Works(&link));
+}
+
+TEST_F(RejoinTest, ALaneThatComesUpToAProxyIsNotTrustedWithoutASecret) {
+  near_config_ = config_;
+  near_config_->insecure = OnOff::kOff;
+  Link link = NewLink();
+  network_.SetFaults(first_ + kRejoinLanes, {.forwarded = true});
   network_.Reset(first_ + 1);
   EXPECT_TRUE(HasReplaced(&link, 1));
   EXPECT_EQ(network_.connections(), first_ + kRejoinLanes + 2);

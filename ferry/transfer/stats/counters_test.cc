@@ -342,7 +342,7 @@ TEST_F(CountersTest, APeerThatClosesBeforeItHasTakenEverythingIsAWarning) {
 TEST_F(CountersTest, ALostConnectionIsLoggedOnceWithWhatCameBefore) {
   config_.heartbeat_interval = milliseconds(20);
   config_.lane_timeout = milliseconds(60);
-  config_.peer_timeout = milliseconds(300);
+  config_.peer_timeout = std::chrono::seconds(1);
   ::testing::internal::CaptureStderr();
   {
     Link link = NewLink(2);

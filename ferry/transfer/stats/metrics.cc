@@ -22,7 +22,10 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <fstream>
+#include <thread>
 
 #include "ferry/core/fd.h"
 #include "ferry/core/fork.h"
@@ -72,6 +75,22 @@ std::vector<int> ListenersAt(const net::Address& at) {
   return found;
 }
 
+// A client that connects and sends nothing must not block others for long.
+constexpr int kWorkers = 2;
+
+// civetweb's threads that have begun: each sets the disposition of SIGPIPE, then its own name.
+int ThreadsThatBegan() {
+  int began = 0;
+  std::error_code error;
+  using Entries = std::filesystem::directory_iterator;
+  for (Entries it("/proc/self/task", error); !error && it != Entries(); it.increment(error)) {
+    std::ifstream file(it->path() / "comm");
+    std::string name;
+    if (std::getline(file, name) && name.starts_with("civetweb-")) ++began;
+  }
+  return began;
+}
+
 // civetweb, inside prometheus-cpp, ignores SIGPIPE for the whole process. The disposition belongs
 // to the application, so it is put back; civetweb's threads begin with the signal blocked instead.
 class KeepsSigPipe {
@@ -87,10 +106,20 @@ class KeepsSigPipe {
     (void)::sigaction(SIGPIPE, &disposition_, nullptr);
     (void)::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
   }
+  // Until the threads of a server that was made since have begun, for a second at most.
+  void AwaitThreads() const {
+    const Deadline deadline = Deadline::After(kLongestStart);
+    while (ThreadsThatBegan() < began_ + kWorkers + 1 && !deadline.expired()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // they give no event
+    }
+  }
   KeepsSigPipe(const KeepsSigPipe&) = delete;
   KeepsSigPipe& operator=(const KeepsSigPipe&) = delete;
 
  private:
+  static constexpr std::chrono::seconds kLongestStart{1};
+
+  const int began_ = ThreadsThatBegan();
   sigset_t mask_{};
   struct sigaction disposition_ {};
 };
@@ -100,9 +129,8 @@ class Prometheus final : public MetricsServer {
   // Throws the exceptions of prometheus-cpp.
   Prometheus(const net::Address& at, Source source)
       : collector_(std::make_shared<Collector>(std::move(source))),
-        // Two threads: a client that connects and sends nothing must not block others for long.
-        exposer_(std::vector<std::string>{"listening_ports", at.ToString(), "num_threads", "2",
-                                          "request_timeout_ms", "5000"}) {
+        exposer_(std::vector<std::string>{"listening_ports", at.ToString(), "num_threads",
+                                          std::to_string(kWorkers), "request_timeout_ms", "5000"}) {
     exposer_.RegisterCollectable(collector_);
     const std::vector<int> ports = exposer_.GetListeningPorts();
     if (!ports.empty()) port_ = static_cast<std::uint16_t>(ports.front());
@@ -156,7 +184,9 @@ Result<std::unique_ptr<MetricsServer>> ServeAt(const net::Address& at,
   const std::lock_guard lock(one_at_a_time);
   const KeepsSigPipe keeps_disposition;
   try {
-    return std::unique_ptr<MetricsServer>(std::make_unique<Prometheus>(at, source));
+    auto server = std::make_unique<Prometheus>(at, source);
+    keeps_disposition.AwaitThreads();
+    return std::unique_ptr<MetricsServer>(std::move(server));
   } catch (const std::exception& failure) {
     const int error = ListenError(at);
     const bool in_use = error == EADDRINUSE;

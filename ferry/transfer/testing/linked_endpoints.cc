@@ -21,6 +21,7 @@ std::string HostAndPort(std::uint16_t port) { return "127.0.0.1:" + std::to_stri
 Config SmallSlices(int lanes, int workers) {
   Config config;
   config.listen_host = "127.0.0.1";
+  config.insecure = OnOff::kOn;
   config.lanes = lanes;
   config.workers = workers;
   config.slice_bytes = 4096;

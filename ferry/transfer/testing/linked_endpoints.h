@@ -26,8 +26,10 @@ inline constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 // Address of a listener on this machine.
 std::string HostAndPort(std::uint16_t port);
 
-// Endpoints on 127.0.0.1 with slices of 4 KiB and windows of 64 KiB, so that every transfer has
-// many slices in several windows. Timeouts for silent peers are long enough for a debugger.
+// Endpoints on 127.0.0.1 that admit peers which prove nothing, as scripted ones (raw_peer.h) and
+// those behind a proxy (net/testing/fault_proxy.h) do, with slices of 4 KiB and windows of 64 KiB,
+// so that every transfer has many slices in several windows. Timeouts for silent peers are long
+// enough for a debugger.
 Config SmallSlices(int lanes = 2, int workers = 2);
 
 // Returns the value; aborts with the error if there is none.

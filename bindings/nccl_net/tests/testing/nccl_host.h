@@ -2,7 +2,9 @@
 // copied as bytes.
 #pragma once
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +41,32 @@ class NcclHost {
  private:
   std::unique_ptr<Driver> driver_;
   bool finalized_ = false;
+};
+
+// Set, or not set for an empty value, while processes are started, and as before afterwards.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const std::string& value) : name_(name) {
+    if (const char* const before = std::getenv(name)) before_ = before;
+    if (value.empty()) {
+      (void)::unsetenv(name);
+    } else {
+      (void)::setenv(name, value.c_str(), 1);
+    }
+  }
+  ~ScopedVariable() {
+    if (before_) {
+      (void)::setenv(name_, before_->c_str(), 1);
+    } else {
+      (void)::unsetenv(name_);
+    }
+  }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* const name_;
+  std::optional<std::string> before_;
 };
 
 // The logger that hosts give the plugin: it keeps lines for the functions below.
