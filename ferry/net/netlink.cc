@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 
 #include "ferry/core/fd.h"
@@ -57,6 +58,23 @@ std::optional<std::vector<std::byte>> AskLink(int index) {
   if (!answer || answer->size() < sizeof request) return std::nullopt;
   answer->erase(answer->begin(), answer->begin() + sizeof request);
   return answer;
+}
+
+int AskHolder(int family, std::span<const std::byte> address) {
+  rtmsg request{};
+  request.rtm_family = static_cast<unsigned char>(family);
+  request.rtm_dst_len = static_cast<unsigned char>(address.size() * CHAR_BIT);
+  // The entry itself: packets to all addresses of this machine leave by the loopback interface.
+  request.rtm_flags = RTM_F_FIB_MATCH;
+  std::vector<std::byte> body;
+  Append(&body, request);
+  AppendAttribute(&body, RTA_DST, address);
+  const auto answer = AskKernel(NETLINK_ROUTE, RTM_GETROUTE, body, RTM_NEWROUTE);
+  if (!answer || answer->size() < sizeof request) return 0;
+  const auto holder = AttributeIn(std::span(*answer).subspan(sizeof request), RTA_OIF);
+  int index = 0;
+  if (holder && holder->size() == sizeof index) std::memcpy(&index, holder->data(), sizeof index);
+  return index;
 }
 
 std::optional<std::span<const std::byte>> AttributeIn(std::span<const std::byte> list,

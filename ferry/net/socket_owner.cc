@@ -87,8 +87,10 @@ struct KernelSocket {
   std::uint32_t uid = 0;
 };
 
-// The socket of this network namespace whose ends are these.
-std::optional<KernelSocket> Find(int family, const SocketEnd& local, const SocketEnd& remote) {
+// The socket of this network namespace whose ends are these, and which is bound to no interface or
+// to this one.
+std::optional<KernelSocket> Find(int family, const SocketEnd& local, const SocketEnd& remote,
+                                 int interface) {
   inet_diag_req_v2 request{};
   request.sdiag_family = static_cast<std::uint8_t>(family);
   request.sdiag_protocol = IPPROTO_TCP;
@@ -97,6 +99,7 @@ std::optional<KernelSocket> Find(int family, const SocketEnd& local, const Socke
   request.id.idiag_dport = remote.port;
   std::copy(local.address.begin(), local.address.end(), request.id.idiag_src);
   std::copy(remote.address.begin(), remote.address.end(), request.id.idiag_dst);
+  request.id.idiag_if = static_cast<std::uint32_t>(interface);
   request.id.idiag_cookie[0] = request.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
   const auto answer = AskKernel(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY,
                                 std::as_bytes(std::span(&request, 1)), SOCK_DIAG_BY_FAMILY);
@@ -107,6 +110,26 @@ std::optional<KernelSocket> Find(int family, const SocketEnd& local, const Socke
   if (found.id.idiag_dport != remote.port || found.idiag_inode == 0) return std::nullopt;
   const std::uint64_t high = found.id.idiag_cookie[1];
   return KernelSocket{high << 32 | found.id.idiag_cookie[0], found.idiag_inode, found.idiag_uid};
+}
+
+// The interface that a socket is bound to: link-local addresses and listeners of one interface bind
+// theirs. 0: none, or the kernel does not tell (before Linux 5.0).
+int BoundTo(int socket) {
+  int interface = 0;
+  socklen_t bytes = sizeof interface;
+  return ::getsockopt(socket, SOL_SOCKET, SO_BINDTOIFINDEX, &interface, &bytes) == 0 ? interface : 0;
+}
+
+// The socket at the other end of one that is bound to `interface`. It may be bound although that
+// one is not: a listener that is bound to the interface of its address also takes connections from
+// this machine.
+std::optional<KernelSocket> FindOther(const SocketEnds& ends, int interface) {
+  if (auto found = Find(ends.family, ends.remote, ends.local, interface)) return found;
+  const std::size_t bytes = ends.family == AF_INET ? sizeof(in_addr) : sizeof(in6_addr);
+  const int holder =
+      AskHolder(ends.family, std::as_bytes(std::span(ends.remote.address)).first(bytes));
+  if (holder == interface) return std::nullopt;
+  return Find(ends.family, ends.remote, ends.local, holder);
 }
 
 bool SameFile(const std::string& a, const std::string& b) {
@@ -187,9 +210,11 @@ bool IsHeldBy(const ProcessHint& process, int socket) {
   if (process.pid <= 0 || !ends) return false;
   // This socket itself is looked for, too: it may belong to another network namespace, where the
   // same ends are another connection.
-  const auto own = Find(ends->family, ends->local, ends->remote);
-  const auto other = Find(ends->family, ends->remote, ends->local);
-  if (!own || own->cookie != CookieOf(socket) || !other || other->uid != ::geteuid()) return false;
+  const int interface = BoundTo(socket);
+  const auto own = Find(ends->family, ends->local, ends->remote, interface);
+  if (!own || own->cookie != CookieOf(socket)) return false;
+  const auto other = FindOther(*ends, interface);
+  if (!other || other->uid != ::geteuid()) return false;
   const std::string folder = fmt::format("/proc/{}", process.pid);
   if (!SameFile(folder + "/ns/user", "/proc/self/ns/user") || !RunsAsUs(folder)) return false;
   const auto cookies = ListOf(fmt::format("{}/fd/{}", folder, process.list));

@@ -14,6 +14,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
+#include <thread>
 
 #include "ferry/core/check.h"
 #include "ferry/core/fd.h"
@@ -58,6 +60,50 @@ TEST(SocketOwner, IsFoundForBothFamilies) {
     EXPECT_TRUE(IsHeldBy(ThisProcess(), accepted.get())) << host;
     EXPECT_TRUE(IsHeldBy(ThisProcess(), dialed.fd())) << host;
   }
+}
+
+bool IpCommands(const std::string& command) {
+  return std::system((command + " 2>/dev/null").c_str()) == 0;
+}
+
+// A connection to an address of v0. The listener is bound to v0 where that is asked.
+void ExpectFound(const char* host, bool bound) {
+  RawAddress raw = *ToRaw({host, 0});
+  const UniqueFd listening(::socket(raw.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (bound) {
+    ASSERT_EQ(::setsockopt(listening.get(), SOL_SOCKET, SO_BINDTODEVICE, "v0", 2), 0);
+  }
+  ASSERT_EQ(::bind(listening.get(), raw.get(), raw.length), 0) << host;
+  ASSERT_EQ(::listen(listening.get(), 4), 0);
+  auto* name = reinterpret_cast<sockaddr*>(&raw.storage);  // as in RawAddress::get()
+  ASSERT_EQ(::getsockname(listening.get(), name, &raw.length), 0);
+  const RawPeer dialed = RawPeer::ConnectTo(FromRaw(raw));
+  const UniqueFd accepted(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const ListedSocket here(dialed.fd());
+  const ListedSocket there(accepted.get());
+  EXPECT_TRUE(IsHeldBy(ThisProcess(), accepted.get())) << host;
+  EXPECT_TRUE(IsHeldBy(ThisProcess(), dialed.fd())) << host;
+}
+
+// Regression: neither is found without the interface that it is bound to. A machine with two
+// interfaces in one subnet listens by bound sockets, and link-local addresses bind both ends.
+TEST(SocketOwner, IsFoundWhereASocketIsBoundToAnInterface) {
+  if (::geteuid() != 0) GTEST_SKIP() << "network namespaces need root";
+  bool made = false;
+  std::thread([&made] {
+    made = ::unshare(CLONE_NEWNET) == 0 &&
+           IpCommands(
+               "ip link set lo up && ip link add v0 type veth peer name w0 &&"
+               " ip addr add 10.9.0.1/24 dev v0 && ip link set w0 up && ip link set v0 up");
+    if (!made) return;
+    ExpectFound("10.9.0.1", /*bound=*/false);
+    ExpectFound("10.9.0.1", /*bound=*/true);
+    if (!IpCommands("ip addr add fd00::1/64 dev v0 nodad && ip addr add fe80::5/64 dev v0 nodad"))
+      return;
+    ExpectFound("fd00::1", /*bound=*/true);
+    ExpectFound("fe80::5%v0", /*bound=*/false);
+  }).join();
+  if (!made) GTEST_SKIP() << "no network namespaces or veth interfaces here";
 }
 
 // Bytes that this process passes on between two connections, as ssh -L does, are not its own: the
