@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <span>
 #include <string>
@@ -29,11 +30,20 @@ namespace {
 constexpr const char* kListName = "ferry-sockets";
 // Limit of what is read of a peer's list: 131,072 descriptors.
 constexpr std::size_t kMaxListBytes = 1 << 20;
+constexpr unsigned kNoExec = 0x8;  // MFD_NOEXEC_SEAL, which older headers lack
+
+// Kernels with vm.memfd_noexec=2 make no list without that flag; those before Linux 6.3 do not know
+// it.
+UniqueFd NewList() {
+  int fd = ::memfd_create(kListName, MFD_CLOEXEC | kNoExec);
+  if (fd < 0 && errno == EINVAL) fd = ::memfd_create(kListName, MFD_CLOEXEC);
+  return ClosedInChildren(UniqueFd(fd));
+}
 
 // The kernel's cookies of the listed sockets, by descriptor; 0 elsewhere. A cookie is never given
 // to two sockets.
 struct SocketList {
-  UniqueFd fd = ClosedInChildren(UniqueFd(::memfd_create(kListName, MFD_CLOEXEC)));
+  UniqueFd fd = NewList();
 
   void Set(int socket, std::uint64_t cookie) const {
     if (!fd) return;

@@ -196,6 +196,30 @@ TEST(SocketOwner, StaysTheParentOfAChildThatHasInheritedTheSocket) {
   EXPECT_EQ(::waitpid(child, nullptr, 0), child);
 }
 
+// Regression: a list that may be executed is refused there.
+TEST(SocketOwner, HasAListWhereTheKernelMakesNoneThatMayBeExecuted) {
+  constexpr int kCannot = 2;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // The setting belongs to the pid namespace, which only a further child enters.
+    if (::unshare(CLONE_NEWPID) != 0) ::_exit(kCannot);
+    const pid_t first = ::fork();
+    if (first == 0) {
+      const UniqueFd setting(::open("/proc/sys/vm/memfd_noexec", O_WRONLY | O_CLOEXEC));
+      if (!setting || ::write(setting.get(), "2", 1) != 1) ::_exit(kCannot);
+      ::_exit(ThisProcess().pid != 0 ? 0 : 1);
+    }
+    int ended = 0;
+    ::_exit(::waitpid(first, &ended, 0) == first && WIFEXITED(ended) ? WEXITSTATUS(ended) : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kCannot) GTEST_SKIP() << "no pid namespaces or no such setting here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 TEST(SocketOwner, IsNotBelievedFromAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "another user needs root";
   EXPECT_EQ(IsChildBelieved([] { return ::setresuid(kNobody, kNobody, kNobody) == 0; }), false);
