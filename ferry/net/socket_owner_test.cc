@@ -211,7 +211,8 @@ TEST(SocketOwner, HasAListWhereTheKernelMakesNoneThatMayBeExecuted) {
       ::_exit(ThisProcess().pid != 0 ? 0 : 1);
     }
     int ended = 0;
-    ::_exit(::waitpid(first, &ended, 0) == first && WIFEXITED(ended) ? WEXITSTATUS(ended) : 1);
+    const bool has_ended = first > 0 && ::waitpid(first, &ended, 0) == first;
+    ::_exit(has_ended && WIFEXITED(ended) ? WEXITSTATUS(ended) : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
