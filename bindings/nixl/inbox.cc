@@ -188,6 +188,7 @@ void Inbox::Drain(std::uint64_t id) {
 }
 
 Inbox::Next Inbox::RoomFor(Sender* sender) {
+  if (!sender->agent) return Next::kGoOn;
   // Connections that have not said hello take no share.
   const auto agents = std::count_if(senders_.begin(), senders_.end(), [](const auto& entry) {
     return entry.second.agent.has_value();
@@ -198,9 +199,11 @@ Inbox::Next Inbox::RoomFor(Sender* sender) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
-    if (sender->arrived + sender->joiner.size() < share) return Next::kGoOn;
+    // More than shares is from senders that have gone, or that came when shares were larger.
+    const bool is_full = arrived_bytes_ >= 2 * part;
+    if (!is_full && sender->arrived + sender->joiner.size() < share) return Next::kGoOn;
     // The program has to take first what is there.
-    if (sender->arrived != 0 || arrived_bytes_ >= part) {
+    if (is_full || sender->arrived != 0 || arrived_bytes_ >= part) {
       room_wanted_ = true;
       return Next::kWait;
     }
