@@ -267,18 +267,17 @@ abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::st
     std::shared_ptr<Peer> former;
     {
       const std::lock_guard lock(mutex_);
-      std::shared_ptr<Peer>& entry = peers_[agent];
+      const auto found = peers_.find(agent);
       // The agent forgets a peer whose other metadata is bad without telling us.
-      if (entry && entry->info().secret == parsed->secret && entry->info().key == parsed->key &&
-          !entry->lost()) {
+      if (found != peers_.end() && found->second->info().secret == parsed->secret &&
+          found->second->info().key == parsed->key && !found->second->lost()) {
         return abi::Outcome::kSuccess;
       }
       // Another secret means another incarnation of the agent: each back end has its own. Lock
       // order: this mutex, then a peer's or the inbox's; what may close or dial comes after both.
       inbox_->BindName(agent, parsed->key);
-      former =
-          std::exchange(entry, std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_));
-      peer = entry;
+      peer = std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_);
+      former = std::exchange(peers_[agent], peer);  // no empty entry stays without memory
     }
     if (former) former->Disconnect();
     peer->Dial(false);
