@@ -18,6 +18,8 @@ namespace {
 
 // For notifications that are on their way when the agent ends.
 constexpr auto kFlushGrace = std::chrono::seconds(2);
+// For new metadata of an agent that was restarted, once its former connections are lost.
+constexpr auto kClaimGrace = std::chrono::seconds(5);
 
 const char* MemoryName(abi::Memory kind) {
   return kind == abi::Memory::kVram ? "VRAM_SEG" : "DRAM_SEG";
@@ -69,7 +71,8 @@ Status Backend::Start() {
   FERRY_TRY_ASSIGN(inbox_,
                    Inbox::Create(&endpoint_, &tasks_, fields_.agent,
                                  {.sender_bytes = config_.peer_memory - config_.notification_bytes,
-                                  .total_bytes = config_.peer_memory_total}));
+                                  .total_bytes = config_.peer_memory_total,
+                                  .claim = config_.peer_timeout + kClaimGrace}));
   // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
   // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,

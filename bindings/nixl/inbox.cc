@@ -22,7 +22,7 @@ namespace ferry::nixl {
 namespace {
 
 constexpr std::uint64_t kAccept = 1;
-// Until a connection has proved which agent it is.
+// Until a connection says which agent it is.
 constexpr auto kMaxNameless = std::chrono::seconds(5);
 // Pieces of one sender, or connections, before others have their turn.
 constexpr int kMaxPerTurn = 64;
@@ -414,7 +414,9 @@ bool Inbox::CloseSilent() {
 
 bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender) {
   const bool is_named = sender->agent.has_value();
-  const Clock::duration limit = is_named ? limits_.silence : kMaxNameless;
+  const Clock::duration limit = is_named        ? limits_.silence
+                                : sender->claim ? limits_.claim
+                                                : kMaxNameless;
   if (Clock::now() - sender->since < limit) return false;
   if (sender->claim) {
     const Status named = CheckName(*sender->claim);
@@ -428,7 +430,7 @@ bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender) {
     const std::string peer = sender->connection.Info().peer;
     LogPeer(LogLevel::kWarning, peer,
             fmt::format("the connection of {} was closed: it did not {} within {:.1f} s", peer,
-                        is_named ? "go on with a notification" : "prove which agent it is",
+                        is_named ? "go on with a notification" : "say which agent it is",
                         Seconds(limit)));
     CloseInBackground(sender->connection);
   }

@@ -263,7 +263,7 @@ TEST_F(InboxTest, AHelloThatIsNotSignedForThisConnectionIsRefused) {
 }
 
 TEST_F(InboxTest, ANameIsOfTheFirstThatClaimsItUntilThatHasGone) {
-  Receive();
+  Receive({.claim = std::chrono::hours(1)});
   const auto another = Must(SigningKey::Random());
   auto first = Sender("one");
   MustDo(Post(&first, {.total = 1}, "a"));
@@ -279,7 +279,7 @@ TEST_F(InboxTest, ANameIsOfTheFirstThatClaimsItUntilThatHasGone) {
 }
 
 TEST_F(InboxTest, ANameOfLoadedMetadataBelongsToItsKey) {
-  Receive();
+  Receive({.claim = std::chrono::hours(1)});
   const auto another = Must(SigningKey::Random());
   auto early = Sender("one", another);
   MustDo(Post(&early, {.total = 1}, "a"));
@@ -298,7 +298,7 @@ TEST_F(InboxTest, ANameOfLoadedMetadataBelongsToItsKey) {
 }
 
 TEST_F(InboxTest, WhoClaimsTheNameOfAnotherIsClosedAfterAWhile) {
-  Receive();
+  Receive({.claim = milliseconds(300)});
   inbox_->BindName("one", key_.public_key());
   auto other = Sender("one", Must(SigningKey::Random()));
   EXPECT_TRUE(IsClosed(&other));
