@@ -18,6 +18,8 @@ namespace {
 
 // For notifications that are on their way when the agent ends.
 constexpr auto kFlushGrace = std::chrono::seconds(2);
+// For new metadata of an agent that was restarted, once its former connections are lost.
+constexpr auto kClaimGrace = std::chrono::seconds(5);
 
 const char* MemoryName(abi::Memory kind) {
   return kind == abi::Memory::kVram ? "VRAM_SEG" : "DRAM_SEG";
@@ -69,7 +71,8 @@ Status Backend::Start() {
   FERRY_TRY_ASSIGN(inbox_,
                    Inbox::Create(&endpoint_, &tasks_, fields_.agent,
                                  {.sender_bytes = config_.peer_memory - config_.notification_bytes,
-                                  .total_bytes = config_.peer_memory_total}));
+                                  .total_bytes = config_.peer_memory_total,
+                                  .claim = config_.peer_timeout + kClaimGrace}));
   // The kernel of a peer that is stopped still accepts connections: whoever waits for one is told
   // as soon as of a peer that stops later.
   peer_context_ = {.endpoint = &endpoint_,
@@ -267,18 +270,17 @@ abi::Outcome Backend::LoadConnectionInfo(const std::string& agent, const std::st
     std::shared_ptr<Peer> former;
     {
       const std::lock_guard lock(mutex_);
-      std::shared_ptr<Peer>& entry = peers_[agent];
+      const auto found = peers_.find(agent);
       // The agent forgets a peer whose other metadata is bad without telling us.
-      if (entry && entry->info().secret == parsed->secret && entry->info().key == parsed->key &&
-          !entry->lost()) {
+      if (found != peers_.end() && found->second->info().secret == parsed->secret &&
+          found->second->info().key == parsed->key && !found->second->lost()) {
         return abi::Outcome::kSuccess;
       }
       // Another secret means another incarnation of the agent: each back end has its own. Lock
       // order: this mutex, then a peer's or the inbox's; what may close or dial comes after both.
       inbox_->BindName(agent, parsed->key);
-      former =
-          std::exchange(entry, std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_));
-      peer = entry;
+      peer = std::make_shared<Peer>(agent, *std::move(parsed), &peer_context_);
+      former = std::exchange(peers_[agent], peer);  // no empty entry stays without memory
     }
     if (former) former->Disconnect();
     peer->Dial(false);

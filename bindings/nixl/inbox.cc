@@ -22,7 +22,7 @@ namespace ferry::nixl {
 namespace {
 
 constexpr std::uint64_t kAccept = 1;
-// Until a connection has proved which agent it is.
+// Until a connection says which agent it is.
 constexpr auto kMaxNameless = std::chrono::seconds(5);
 // Pieces of one sender, or connections, before others have their turn.
 constexpr int kMaxPerTurn = 64;
@@ -188,6 +188,7 @@ void Inbox::Drain(std::uint64_t id) {
 }
 
 Inbox::Next Inbox::RoomFor(Sender* sender) {
+  if (!sender->agent) return Next::kGoOn;
   // Connections that have not said hello take no share.
   const auto agents = std::count_if(senders_.begin(), senders_.end(), [](const auto& entry) {
     return entry.second.agent.has_value();
@@ -198,9 +199,11 @@ Inbox::Next Inbox::RoomFor(Sender* sender) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
-    if (sender->arrived + sender->joiner.size() < share) return Next::kGoOn;
+    // More than shares is from senders that have gone, or that came when shares were larger.
+    const bool is_full = arrived_bytes_ >= 2 * part;
+    if (!is_full && sender->arrived + sender->joiner.size() < share) return Next::kGoOn;
     // The program has to take first what is there.
-    if (sender->arrived != 0 || arrived_bytes_ >= part) {
+    if (is_full || sender->arrived != 0 || arrived_bytes_ >= part) {
       room_wanted_ = true;
       return Next::kWait;
     }
@@ -411,7 +414,9 @@ bool Inbox::CloseSilent() {
 
 bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender) {
   const bool is_named = sender->agent.has_value();
-  const Clock::duration limit = is_named ? limits_.silence : kMaxNameless;
+  const Clock::duration limit = is_named        ? limits_.silence
+                                : sender->claim ? limits_.claim
+                                                : kMaxNameless;
   if (Clock::now() - sender->since < limit) return false;
   if (sender->claim) {
     const Status named = CheckName(*sender->claim);
@@ -425,7 +430,7 @@ bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender) {
     const std::string peer = sender->connection.Info().peer;
     LogPeer(LogLevel::kWarning, peer,
             fmt::format("the connection of {} was closed: it did not {} within {:.1f} s", peer,
-                        is_named ? "go on with a notification" : "prove which agent it is",
+                        is_named ? "go on with a notification" : "say which agent it is",
                         Seconds(limit)));
     CloseInBackground(sender->connection);
   }

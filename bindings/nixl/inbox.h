@@ -26,6 +26,7 @@ struct InboxLimits {
   std::uint64_t sender_bytes = 28 << 20;  // of one; its notifications may not be longer
   std::uint64_t total_bytes = 256 << 20;  // of all, about
   Clock::duration silence = std::chrono::seconds(30);  // between two pieces of a notification
+  Clock::duration claim = std::chrono::seconds(5);     // to a name that is another's so far
 };
 
 // A thread that takes notifications as they arrive, joins their pieces, and keeps them until they
@@ -35,11 +36,12 @@ struct InboxLimits {
 // A sender of which nothing else is here may exceed its share by one long notification. Where such
 // unfinished ones need too much memory, the sender that began first is closed, so that nobody waits
 // for one that is slow. A sender that stops in the middle of a notification is closed after
-// InboxLimits::silence, and one that does not prove soon which agent it is.
+// InboxLimits::silence, and one that does not say soon which agent it is.
 //
 // A name is proved by the key of the metadata that is loaded of that agent. One that is not loaded
 // belongs to the key that was the first to claim it, until the connections of that have ended. Who
-// claims a name that is another's waits a while, since its metadata may be on its way here.
+// claims a name that is another's waits for InboxLimits::claim, since its metadata may be on its
+// way here, and the other may be gone without a word.
 class Inbox {
  public:
   // The endpoint and the tasks outlive it. `agent`: its name. Errors: kUnavailable (descriptors,

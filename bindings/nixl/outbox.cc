@@ -35,8 +35,10 @@ bool IsRefused(const Status& status) {
 
 Status CheckNotificationLength(std::size_t bytes) {
   if (bytes <= kMaxMessageBytes) return Ok();
-  return Error(Code::kInvalidArgument, fmt::format("a notification has {} bytes, the limit is {}",
-                                                   bytes, kMaxMessageBytes));
+  return Error(Code::kInvalidArgument,
+               fmt::format("a notification has {} bytes, the limit is {}; move the bytes by a "
+                           "transfer, or send several notifications",
+                           bytes, kMaxMessageBytes));
 }
 
 void Outbox::Add(std::string text, std::shared_ptr<Receipt> receipt) {

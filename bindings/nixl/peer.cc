@@ -229,7 +229,9 @@ void Peer::OnFailure(const Error& error) {
     waiting.swap(waiting_);
   }
   Log(waiting.empty() && !refused ? LogLevel::kInfo : LogLevel::kError,
-      fmt::format("cannot connect to agent '{}': {}", name_, error.ToString()), error.where());
+      fmt::format("cannot connect to agent '{}': {}{}", name_, error.ToString(),
+                  refused ? "; if that agent was restarted, load its new metadata" : ""),
+      error.where());
   // For the agent, a peer that cannot be reached is as one that is gone.
   const Error lost(Code::kPeerLost,
                    fmt::format("cannot connect to agent '{}': {}", name_, error.message()));

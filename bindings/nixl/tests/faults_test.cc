@@ -227,10 +227,12 @@ TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataIsTold) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, HasSubstr("FERRY: cannot connect to agent 'tested'"));
   EXPECT_THAT(log, HasSubstr("different secrets"));
+  EXPECT_THAT(log, HasSubstr("if that agent was restarted, load its new metadata"));
 }
 
 TEST_F(NixlFaultsTest, PeersWithoutMetadataHoldNoPlaceThatAgentsNeed) {
-  Start(kSmallBytes, FastParams({{"max_connections", "1"}}));
+  // Whoever needed `insecure` in the past may leave it set.
+  Start(kSmallBytes, FastParams({{"max_connections", "1"}, {"insecure", "on"}}));
   const auto info = tests::Must(ConnectionInfo::Parse(OwnInfo()));
   Config config;
   config.devices = DeviceChoice::None();

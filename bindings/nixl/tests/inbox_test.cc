@@ -177,6 +177,24 @@ TEST_F(InboxTest, ShortNotificationsCountWithTheListThatTheyAreIn) {
   EXPECT_LT(4 * taken.size() * sizeof(taken.front()), 2U << 20);
 }
 
+TEST_F(InboxTest, SendersThatComeAgainFillNoMoreThanAllTogetherMay) {
+  Receive(kTight);
+  for (int i = 0; i < 5; ++i) {
+    auto one = Sender("one");
+    (void)Fill(&one, kMaxPieceBytes, 0, 96);  // 6 MiB
+    one.Close();
+  }
+  abi::Notifications taken;
+  inbox_->Take(&taken);
+  std::uint64_t bytes = 0;
+  for (const auto& [agent, text] : taken) bytes += text.size();
+  EXPECT_LE(bytes, kTight.total_bytes);
+  // What waited arrives then.
+  auto two = Sender("two");
+  MustDo(Post(&two, {.total = 1}, "t"));
+  (void)TakeUntil("two");
+}
+
 TEST_F(InboxTest, ASenderThatStopsInANotificationIsClosed) {
   Receive({.silence = milliseconds(300)});
   auto one = Sender("one");
@@ -245,7 +263,7 @@ TEST_F(InboxTest, AHelloThatIsNotSignedForThisConnectionIsRefused) {
 }
 
 TEST_F(InboxTest, ANameIsOfTheFirstThatClaimsItUntilThatHasGone) {
-  Receive();
+  Receive({.claim = std::chrono::hours(1)});
   const auto another = Must(SigningKey::Random());
   auto first = Sender("one");
   MustDo(Post(&first, {.total = 1}, "a"));
@@ -261,7 +279,7 @@ TEST_F(InboxTest, ANameIsOfTheFirstThatClaimsItUntilThatHasGone) {
 }
 
 TEST_F(InboxTest, ANameOfLoadedMetadataBelongsToItsKey) {
-  Receive();
+  Receive({.claim = std::chrono::hours(1)});
   const auto another = Must(SigningKey::Random());
   auto early = Sender("one", another);
   MustDo(Post(&early, {.total = 1}, "a"));
@@ -280,7 +298,7 @@ TEST_F(InboxTest, ANameOfLoadedMetadataBelongsToItsKey) {
 }
 
 TEST_F(InboxTest, WhoClaimsTheNameOfAnotherIsClosedAfterAWhile) {
-  Receive();
+  Receive({.claim = milliseconds(300)});
   inbox_->BindName("one", key_.public_key());
   auto other = Sender("one", Must(SigningKey::Random()));
   EXPECT_TRUE(IsClosed(&other));

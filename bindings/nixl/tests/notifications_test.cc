@@ -82,7 +82,11 @@ TEST_F(AgentsTest, NotificationsOfAnySizeAndThoseOfTransfersArriveInOrderWhileTh
 TEST_F(AgentsTest, ANotificationLongerThanPeersAcceptIsRefusedAndTheConnectionStays) {
   Begin(1 << 16);
   const std::string text((16 << 20) + 1, 'x');
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(agent_->engine().Notify(kPeerName, text), Outcome::kInvalidParam);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("the limit is 16777216; move the bytes by a transfer, or send "
+                                   "several notifications"));
   auto transfer = Prepare(Direction::kWrite, 1 << 16);
   EXPECT_EQ(transfer.Post(text), Outcome::kInvalidParam);
   ASSERT_EQ(agent_->engine().Notify(kPeerName, "short"), Outcome::kSuccess);
