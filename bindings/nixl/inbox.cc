@@ -188,27 +188,30 @@ void Inbox::Drain(std::uint64_t id) {
 }
 
 Inbox::Next Inbox::RoomFor(Sender* sender) {
-  if (!sender->agent) return Next::kGoOn;
   // Connections that have not said hello take no share.
-  const auto agents = std::count_if(senders_.begin(), senders_.end(), [](const auto& entry) {
-    return entry.second.agent.has_value();
-  });
+  if (!sender->agent) return Next::kGoOn;
+  std::uint64_t agents = 0;
+  std::uint64_t unfinished = 0;
+  for (const auto& [id, other] : senders_) {
+    if (other.agent) ++agents;
+    unfinished += other.joiner.size();
+  }
   const std::uint64_t part = limits_.total_bytes / kParts;
-  const std::uint64_t share = std::min(
-      limits_.sender_bytes, part / static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(agents, 1)));
+  const std::uint64_t share = std::min(limits_.sender_bytes, part / agents);
+  bool is_full = false;
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
-    // More than shares is from senders that have gone, or that came when shares were larger.
-    const bool is_full = arrived_bytes_ >= 2 * part;
+    // By senders that have gone, or that came when shares were larger.
+    is_full = arrived_bytes_ + unfinished >= limits_.total_bytes;
     if (!is_full && sender->arrived + sender->joiner.size() < share) return Next::kGoOn;
     // The program has to take first what is there.
-    if (is_full || sender->arrived != 0 || arrived_bytes_ >= part) {
+    if (sender->arrived != 0 || arrived_bytes_ >= part) {
       room_wanted_ = true;
       return Next::kWait;
     }
   }
-  return MakeRoom(sender, share);
+  return MakeRoom(sender, is_full ? 1 : share);
 }
 
 Inbox::Next Inbox::MakeRoom(Sender* sender, std::uint64_t share) {

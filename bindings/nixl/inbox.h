@@ -97,7 +97,8 @@ class Inbox {
   void Drain(std::uint64_t id);
   // Whether there is room for a piece of this sender: kGoOn, kWait, or kForget where it was closed.
   Next RoomFor(Sender* sender);
-  // The same for one that exceeds its share by a long notification.
+  // The same for one that exceeds its share by a long notification, or where all is full. What of
+  // others is shorter than `share` is left alone.
   Next MakeRoom(Sender* sender, std::uint64_t share);
   void Watch(std::uint64_t id, std::uint32_t events);
   void ResumePaused();

@@ -161,6 +161,17 @@ TEST_F(InboxTest, SendersThatStopInLongNotificationsKeepNoOtherFromItsOwn) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(IsClosed(&stopped[static_cast<std::size_t>(i)])) << i;
 }
 
+TEST_F(InboxTest, SendersThatStopWithinTheirSharesHoldNoMoreThanAllTogetherMay) {
+  Receive(kTight);
+  std::vector<transfer::Connection> stopped;
+  for (std::uint64_t i = 1; i <= 30; ++i) {
+    stopped.push_back(Sender(fmt::format("stopped {}", i)));
+    const std::uint64_t share = kTight.total_bytes / 3 / i;  // of so many
+    FillToEnd(&stopped.back(), std::min(share / kMaxPieceBytes - 1, kLongPieces - 16));
+  }
+  EXPECT_TRUE(IsClosed(&stopped.front()));
+}
+
 TEST_F(InboxTest, ShortNotificationsCountWithTheListThatTheyAreIn) {
   Receive({.sender_bytes = 1 << 20});
   auto one = Sender("one");
@@ -169,7 +180,9 @@ TEST_F(InboxTest, ShortNotificationsCountWithTheListThatTheyAreIn) {
     const PieceHeader header{
         .sequence = i, .total = 1, .asks = asks ? std::uint64_t{1} : std::uint64_t{0}};
     MustDo(Post(&one, header, "x"));
-    if (asks && !Answered(&one, i, Deadline::After(milliseconds(500)))) break;
+    // The share has room for some 4000.
+    const Deadline deadline = i < 2000 ? TestDeadline() : Deadline::After(milliseconds(500));
+    if (asks && !Answered(&one, i, deadline)) break;
   }
   abi::Notifications taken;
   inbox_->Take(&taken);
@@ -179,7 +192,7 @@ TEST_F(InboxTest, ShortNotificationsCountWithTheListThatTheyAreIn) {
 
 TEST_F(InboxTest, SendersThatComeAgainFillNoMoreThanAllTogetherMay) {
   Receive(kTight);
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 8; ++i) {
     auto one = Sender("one");
     (void)Fill(&one, kMaxPieceBytes, 0, 96);  // 6 MiB
     one.Close();
@@ -188,7 +201,7 @@ TEST_F(InboxTest, SendersThatComeAgainFillNoMoreThanAllTogetherMay) {
   inbox_->Take(&taken);
   std::uint64_t bytes = 0;
   for (const auto& [agent, text] : taken) bytes += text.size();
-  EXPECT_LE(bytes, kTight.total_bytes);
+  EXPECT_LE(bytes, kTight.total_bytes + kMaxPieceBytes);
   // What waited arrives then.
   auto two = Sender("two");
   MustDo(Post(&two, {.total = 1}, "t"));
