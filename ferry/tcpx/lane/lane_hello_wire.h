@@ -49,7 +49,7 @@ struct LaneHello {
   bool has_secret = false;
   ProcessHint process{};  // the sender's; zeros with a secret
   Nonce nonce{};          // of a hello and a challenge
-  // Of a welcome and a handle: where this side accepts the comm by which it receives.
+  // In a welcome and a handle: where this side accepts the comm by which it receives.
   Handle handle{};
   Mac mac{};         // of a proof, a welcome and a handle: LaneMac(); zeros without a secret
   std::string text;  // of a refusal
