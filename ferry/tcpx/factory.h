@@ -14,11 +14,10 @@ namespace ferry::net::plugin {
 // names: "plugin:PATH", or "plugin" for the one of the setting net_plugin. Payloads may be memory
 // of the host and of the first GPU. Loads the plugin, which stays for the life of the process and
 // may take seconds. Both sides must have the same config.plugin_chunk_bytes and plugin_tag_base;
-// peers that do not are refused, and
-// so are those that do not prove that they know the secret of `config`, before the plugin hears of
-// them; without a secret, all but processes of our user on this machine, unless config.insecure is
-// on. Errors: those of Plugin::Open() and LoadSecret(); kUnsupported for a config.plugin_unpack
-// that needs a GPU where there is none.
+// peers that do not are refused, and so are those that do not prove that they know the secret of
+// `config`, before the plugin hears of them; without a secret, all but processes of our user on
+// this machine, unless config.insecure is on. Errors: those of Plugin::Open() and LoadSecret();
+// kUnsupported for a config.plugin_unpack that needs a GPU where there is none.
 Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
                                                  std::unique_ptr<Provider> control);
 

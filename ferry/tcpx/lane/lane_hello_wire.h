@@ -49,9 +49,9 @@ struct LaneHello {
   bool has_secret = false;
   ProcessHint process{};  // the sender's; zeros with a secret
   Nonce nonce{};          // of a hello and a challenge
-  Handle
-      handle{};  // of a welcome and a handle: where this side accepts the comm by which it receives
-  Mac mac{};     // of a proof, a welcome and a handle: LaneMac(); zeros without a secret
+  // Where this side accepts the comm by which it receives; in a welcome and a handle.
+  Handle handle{};
+  Mac mac{};         // of a proof, a welcome and a handle: LaneMac(); zeros without a secret
   std::string text;  // of a refusal
 };
 
