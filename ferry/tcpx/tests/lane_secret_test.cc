@@ -1,6 +1,7 @@
 // A peer that has not proved that it knows the secret: the plugin hears nothing of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -352,6 +353,47 @@ TEST_F(LaneSecretTest, WithoutOneAProxyOfThisMachineIsRefused) {
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
   EXPECT_THAT(refusal->text, HasSubstr("is not proved that a process of user"));
+  EXPECT_THAT(Calls(), NothingForAPeer());
+}
+
+// Keeps this process from opening descriptors.
+class DescriptorsAllUsed {
+ public:
+  DescriptorsAllUsed() {
+    (void)::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{0, before_.rlim_max};
+    (void)::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~DescriptorsAllUsed() { (void)::setrlimit(RLIMIT_NOFILE, &before_); }
+  DescriptorsAllUsed(const DescriptorsAllUsed&) = delete;
+  DescriptorsAllUsed& operator=(const DescriptorsAllUsed&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the undefined-behaviour sanitizer built with it needs descriptors";
+#endif
+  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
+  const Address address = Must(open.Listen({"127.0.0.1", 0}, {}));
+  RawSetup raw(address);
+  raw.terms().has_secret = false;
+  raw.terms().process = ThisProcess();
+  // Another one is refused only after the first was accepted.
+  RawSetup other(address);
+  other.Say(HelloKind::kHello, std::nullopt);
+  ASSERT_TRUE(other.Hear());
+  std::optional<LaneHello> refusal;
+  {
+    const DescriptorsAllUsed used;
+    raw.Say(HelloKind::kHello, std::nullopt);
+    refusal = raw.Hear();
+  }
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
+  EXPECT_THAT(refusal->text, HasSubstr("finding out who the peer is"));
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
