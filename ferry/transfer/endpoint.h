@@ -32,10 +32,10 @@ namespace ferry::transfer {
 class Endpoint {
  public:
   // `provider`: null for the one that config.provider names. `secret`: what peers have to prove, in
-  // the place of config's secret, from which TLS keys are still made; empty: that one. Errors:
-  // kInvalidArgument (config, config.interfaces selects no address, or there is no such plugin),
-  // kUnavailable (ports, file descriptors, a plugin that does not start), kUnsupported (not a
-  // plugin).
+  // the place of config's secret, from which TLS keys are still made and which peers still prove
+  // before a network plugin is called; empty: that one. Errors: kInvalidArgument (config,
+  // config.interfaces selects no address, or there is no such plugin), kUnavailable (ports, file
+  // descriptors, a plugin that does not start), kUnsupported (not a plugin).
   static Result<Endpoint> Create(const Config& config,
                                  std::unique_ptr<net::Provider> provider = nullptr,
                                  const SecretText& secret = {});

@@ -4,9 +4,11 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <mutex>
 #include <utility>
 
+#include "ferry/core/fd.h"
 #include "ferry/core/log.h"
 #include "ferry/core/random.h"
 #include "ferry/tcpx/lane/abandoned.h"
@@ -196,7 +198,9 @@ Status LaneSetup::CheckPeer(const ProcessHint& process) const {
   FERRY_TRY(CheckTrusted(terms_.secret.has_value(), terms_.insecure, peer));
   if (terms_.secret) return Ok();
   if (!terms_.insecure) {
+    errno = 0;
     if (control_->ProvePeer(process)) return Ok();
+    if (errno == EMFILE || errno == ENFILE) return ErrnoError("finding out who the peer is", errno);
     return Error(
         Code::kRefused,
         fmt::format("{} is an address of this machine, but it is not proved that a process "

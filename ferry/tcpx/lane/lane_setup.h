@@ -53,9 +53,9 @@ class LaneSetup final : private LaneHandler {
   };
 
   // OnLoop. `done` runs on the loop once, at the latest at the deadline, outside the control lane's
-  // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together
-  // or the peer does not prove itself,
-  // kTimedOut, kPeerLost, and those of the plugin. The result is valid until then.
+  // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together or
+  // the peer does not prove itself, kTimedOut, kPeerLost, and those of the plugin. The result is
+  // valid until then.
   static LaneSetup* Start(const LaneTerms& terms, Request request);
   ~LaneSetup();
   LaneSetup(const LaneSetup&) = delete;

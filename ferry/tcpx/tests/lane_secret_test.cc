@@ -1,6 +1,7 @@
 // A peer that has not proved that it knows the secret: the plugin hears nothing of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/net/testing/fake_provider.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/net/testing/raw_peer.h"
 #include "ferry/tcpx/factory.h"
@@ -277,8 +279,13 @@ TEST_F(LaneSecretTest, AListenerWithoutTheSecretGetsNoHandle) {
     terms.handle.fill(std::byte{1});
     terms.kind = HelloKind::kChallenge;
     (void)raw.Write(Framed(Pack(terms)));
-    (void)raw.Read(frame);
+    const std::vector<std::byte> proof = raw.Read(frame);
     terms.kind = HelloKind::kWelcome;
+    // All that it has is the other side's own proof.
+    if (proof.size() == frame) {
+      terms.mac =
+          Must(UnpackLaneHello(std::span(proof).subspan(sizeof(tcp::FramePrefix)), "near")).mac;
+    }
     (void)raw.Write(Framed(Pack(terms)));
     (void)raw.ReadToEnd();
   });
@@ -353,6 +360,101 @@ TEST_F(LaneSecretTest, WithoutOneAProxyOfThisMachineIsRefused) {
   EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
   EXPECT_THAT(refusal->text, HasSubstr("is not proved that a process of user"));
   EXPECT_THAT(Calls(), NothingForAPeer());
+}
+
+// Keeps this process from opening descriptors.
+class DescriptorsAllUsed {
+ public:
+  DescriptorsAllUsed() {
+    (void)::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{0, before_.rlim_max};
+    (void)::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~DescriptorsAllUsed() { (void)::setrlimit(RLIMIT_NOFILE, &before_); }
+  DescriptorsAllUsed(const DescriptorsAllUsed&) = delete;
+  DescriptorsAllUsed& operator=(const DescriptorsAllUsed&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the undefined-behaviour sanitizer built with it needs descriptors";
+#endif
+  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
+  const Address address = Must(open.Listen({"127.0.0.1", 0}, {}));
+  RawSetup raw(address);
+  raw.terms().has_secret = false;
+  raw.terms().process = ThisProcess();
+  // Another one is refused only after the first was accepted.
+  RawSetup other(address);
+  other.Say(HelloKind::kHello, std::nullopt);
+  ASSERT_TRUE(other.Hear());
+  std::optional<LaneHello> refusal;
+  {
+    const DescriptorsAllUsed used;
+    raw.Say(HelloKind::kHello, std::nullopt);
+    refusal = raw.Hear();
+  }
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
+  EXPECT_THAT(refusal->text, HasSubstr("finding out who the peer is"));
+  EXPECT_THAT(Calls(), NothingForAPeer());
+}
+
+// A network in memory that shows each side a peer on another machine.
+class OtherMachinesLaneTest : public LaneSecretTest {
+ protected:
+  OtherMachinesLaneTest() { network_.SetFaults({.another_machine = true}); }
+
+  std::unique_ptr<Provider> Make(const std::string& plugin, OnOff insecure) {
+    Config config = ConfigWith(plugin, nullptr);
+    config.insecure = insecure;
+    return Must(CreateProvider(config, network_.CreateProvider()));
+  }
+
+  FakeNetwork network_;
+};
+
+TEST_F(OtherMachinesLaneTest, OneInsecureSideIsNotEnough) {
+  const std::vector<std::pair<OnOff, OnOff>> sides = {
+      {OnOff::kOn, OnOff::kOff}, {OnOff::kOff, OnOff::kOn}, {OnOff::kOff, OnOff::kOff}};
+  for (const auto& [dialing, listening] : sides) {
+    TestHost near(Make(toy_, dialing));
+    TestHost far(Make(toy_, listening));
+    const auto lane = near.Connect(Must(far.Listen({FakeNetwork::kHost, 0}, {})), {});
+    ASSERT_FALSE(lane);
+    EXPECT_EQ(lane.error().code(), Code::kRefused) << lane.error().ToString();
+    EXPECT_THAT(lane.error().message(), HasSubstr("is on another machine and there is no secret"));
+  }
+  EXPECT_THAT(Calls(), NothingForAPeer());
+}
+
+TEST_F(OtherMachinesLaneTest, TwoInsecureSidesConnectWithOneWarning) {
+  StandIn standin({});
+  (void)Must(standin.Open());
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) {
+    TestHost near(Make(standin.path(), OnOff::kOn));
+    TestHost far(Make(standin.path(), OnOff::kOn));
+    const Address address = Must(far.Listen({FakeNetwork::kHost, 0}, {}));
+    auto here = std::make_unique<LaneEnd>(Must(near.Connect(address, {})), near.loop());
+    auto there = std::make_unique<LaneEnd>(far.Accept(), far.loop());
+    here->Attach();
+    there->Attach();
+    Destroy(&here);
+    Destroy(&there);
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  // One in a process, which may repeat the test.
+  static bool is_first = true;
+  const std::size_t at = log.find("insecure is on");
+  EXPECT_EQ(at != std::string::npos, std::exchange(is_first, false)) << log;
+  if (at != std::string::npos) {
+    EXPECT_EQ(log.rfind("insecure is on"), at) << log;
+  }
+  EXPECT_EQ(standin.Misuse(), "");
 }
 
 TEST(LaneSecret, WithoutOneOnlyPeersOfThisMachineAreTrusted) {
