@@ -41,28 +41,28 @@ TEST_F(HeldMemoryTest, MandatoryMemoryIsCountedAndNeverRefused) {
 }
 
 TEST_F(HeldMemoryTest, IsInExcessOfItsOwnLimitByATenth) {
-  constexpr std::uint64_t kMax = kMiB + kMiB / 10;
-  one_.Add(kMax);
+  constexpr std::uint64_t kHeldMax = kMiB + kMiB / 10;
+  one_.Add(kHeldMax);
   EXPECT_TRUE(one_.full());
-  EXPECT_FALSE(one_.FindExcess(kMax));
+  EXPECT_FALSE(one_.FindExcess(kHeldMax));
   one_.Add(1);
   const auto excess = one_.FindExcess(0);
   ASSERT_TRUE(excess);
-  EXPECT_EQ(excess->held, kMax + 1);
+  EXPECT_EQ(excess->held, kHeldMax + 1);
   EXPECT_EQ(excess->limit, kMiB);
   EXPECT_STREQ(excess->setting, "FERRY_PEER_MEMORY");
-  EXPECT_FALSE(other_.FindExcess(kMax));
+  EXPECT_FALSE(other_.FindExcess(kHeldMax));
 }
 
 TEST_F(HeldMemoryTest, AnswersForThePoolOnlyIfItsPeerLeavesManyAnswersUnacknowledged) {
-  constexpr std::uint64_t kMax = 2 * kMiB + 2 * HeldMemory::kGuaranteed;
-  other_.Add(kMax + kMax / 10);
-  EXPECT_FALSE(one_.FindExcess(kMax));
+  constexpr std::uint64_t kHeldMax = 2 * kMiB + 2 * HeldMemory::kGuaranteed;
+  other_.Add(kHeldMax + kHeldMax / 10);
+  EXPECT_FALSE(one_.FindExcess(kHeldMax));
   other_.Add(1);
   EXPECT_FALSE(one_.FindExcess(HeldMemory::kGuaranteed));
   const auto excess = one_.FindExcess(HeldMemory::kGuaranteed + 1);
   ASSERT_TRUE(excess);
-  EXPECT_EQ(excess->limit, kMax);
+  EXPECT_EQ(excess->limit, kHeldMax);
 }
 
 TEST_F(HeldMemoryTest, OptionalMemoryLeavesRoomForTheReserve) {
