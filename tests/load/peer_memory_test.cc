@@ -137,6 +137,8 @@ class PeerMemoryTest : public testing::Test {
     while (server_->Memory().connections > 0) ASSERT_FALSE(limit.expired());
     server_->Leave();  // with notifications that nobody took
     auto use = server_->Memory();
+    // A task of a loop may hold the connection for a moment longer.
+    while (use.held > 0 && !limit.expired()) use = server_->Memory();
     EXPECT_EQ(use.held, 0u);
     const std::uint64_t most = idle.resident + idle.resident / 10;
     while (!kSanitized && use.resident > most && !limit.expired()) use = server_->Memory();
