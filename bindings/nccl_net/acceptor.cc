@@ -179,8 +179,8 @@ class Acceptor::PendingPeer final : public net::LaneHandler {
     lane_->Close(net::Closing::kOrderly);
   }
 
-  // Whether the lane may move to its comm: the hello frame has arrived, and the answer to a probe,
-  // if any, has been sent.
+  // The lane may move to its comm when its hello frame has arrived and no answer to a probe is left
+  // to send.
   bool IsReady() const noexcept { return pending_comms_ != nullptr && !owes_answer_; }
   // A lane that has ended since its hello frame would not report it again; its sender notices.
   void GoIn() {
@@ -268,8 +268,9 @@ Result<std::shared_ptr<PendingComms>> Acceptor::Find(const HelloWire& hello,
   const std::lock_guard lock(mutex_);
   const auto it = listens_.find(hello.listen);
   const auto has_key = [&](const Key& key) {
-    if (!probe) return AreSame(key, hello.key);
-    return AreSame(ProofOf(key, FrameType::kProbe, probe->nonce, probe->listen), probe->proof);
+    if (!probe) return EqualInConstantTime(key, hello.key);
+    return EqualInConstantTime(ProofOf(key, FrameType::kProbe, probe->nonce, probe->listen),
+                               probe->proof);
   };
   // One error for both: it tells nobody without the key which numbers exist.
   if (it == listens_.end() || !has_key(it->second->key())) {

@@ -52,7 +52,7 @@ class LaneDial::Probe final : private net::LaneHandler {
     const auto here = LoadWire<HereWire>(meta);
     const auto& proof = dial_->request_.proof;
     if (payload_bytes == 0 && here && here->type == FrameType::kHere && proof &&
-        AreSame(here->proof, *proof)) {
+        EqualInConstantTime(here->proof, *proof)) {
       answered_ = true;
       TakeIfReady();
       return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};

@@ -3,15 +3,10 @@
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 
 #include <algorithm>
 #include <array>
 #include <tuple>
-
-#include "ferry/core/check.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -110,21 +105,11 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
 }
 
 Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen) {
-  std::array<unsigned char, 1 + std::tuple_size_v<Key> + sizeof listen> text{};
-  text[0] = static_cast<unsigned char>(type);
+  std::array<std::byte, 1 + std::tuple_size_v<Key> + sizeof listen> text{};
+  text[0] = static_cast<std::byte>(type);
   std::memcpy(text.data() + 1, nonce.data(), nonce.size());
   std::memcpy(text.data() + 1 + nonce.size(), &listen, sizeof listen);
-  Proof proof{};
-  unsigned int bytes = 0;
-  const auto* const made =
-      ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
-             reinterpret_cast<unsigned char*>(proof.data()), &bytes);
-  FERRY_CHECK(made != nullptr && bytes == proof.size(), bytes);
-  return proof;
-}
-
-bool AreSame(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
-  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+  return Hmac(key, text);
 }
 
 bool IsRefusal(std::span<const std::byte> meta) {

@@ -11,6 +11,7 @@
 
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
+#include "ferry/core/secret.h"
 #include "ferry/net/address.h"
 #include "ferry/net/nccl_abi/abi.h"
 
@@ -142,10 +143,8 @@ static_assert(sizeof(HelloWire) == 80 && offsetof(HelloWire, comm) == 32 &&
 
 // Proves that its maker has the key: an HMAC-SHA-256 by that key over the frame's type, a nonce and
 // the number of the listen comm.
-using Proof = std::array<std::byte, 32>;
+using Proof = Mac;
 Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen);
-// Compares keys or proofs, which have the same size, in constant time.
-bool AreSame(std::span<const std::byte> a, std::span<const std::byte> b) noexcept;
 
 // On a lane before its hello frame, at most once: asks whether the process has this listen comm.
 // The answer is a kHere or kRefusal frame. It begins as hello frames do, with a nonce in place of
@@ -235,7 +234,7 @@ std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }
-// Whether the metadata is that of a refusal.
+// Returns true for the metadata of a refusal frame.
 bool IsRefusal(std::span<const std::byte> meta);
 // The part that hello frames of all versions begin with; the other fields keep their defaults.
 // Returns nothing where the metadata is shorter.

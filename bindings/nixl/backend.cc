@@ -127,7 +127,7 @@ abi::Memories Backend::SupportedMemories() const {
 std::uint64_t Backend::TokenOf(const MemoryRange& range) const {
   const std::uint64_t name[] = {range.address, range.length,
                                 static_cast<std::uint64_t>(range.kind)};
-  const auto mac = HmacOf(secrets_.token.bytes, std::as_bytes(std::span(name)));
+  const auto mac = Hmac(secrets_.token.bytes, std::as_bytes(std::span(name)));
   std::uint64_t token = 0;
   std::memcpy(&token, mac.data(), sizeof(token));
   return token;

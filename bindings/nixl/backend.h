@@ -77,11 +77,10 @@ class Backend final : public abi::BackendEngine {
     std::size_t count = 0;
   };
 
-  // What an agent's peers prove, or nobody is told.
   struct Secrets {
-    SecretText settings;             // shared with all agents; may be empty
-    Uuid metadata = Uuid::Random();  // in this agent's metadata
-    Uuid token = Uuid::Random();
+    SecretText settings;             // peers prove it; shared with all agents; may be empty
+    Uuid metadata = Uuid::Random();  // peers prove it; in this agent's metadata
+    Uuid token = Uuid::Random();     // key of TokenOf(); nobody else knows it
   };
 
   Backend(const abi::InitParams& init, Config config, Secrets secrets, SigningKey key,

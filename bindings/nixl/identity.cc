@@ -4,14 +4,13 @@
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
-#include <openssl/hmac.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <new>
 #include <vector>
 
-#include "ferry/core/check.h"
+#include "ferry/core/secret.h"
 
 namespace ferry::nixl {
 namespace {
@@ -57,22 +56,13 @@ std::vector<std::byte> StatementOf(std::string_view agent, std::string_view rece
 
 }  // namespace
 
-std::array<std::byte, 32> HmacOf(std::span<const std::byte> key,
-                                 std::span<const std::byte> message) {
-  std::array<std::byte, 32> mac{};
-  const auto* done = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
-                            ForOpenSsl(message), message.size(), IntoFromOpenSsl(mac), nullptr);
-  FERRY_CHECK(done != nullptr);
-  return mac;
-}
-
 SecretText ConnectionSecret(const SecretText& settings, const Uuid& metadata) {
   std::array<std::byte, kSecretPurpose.size() + sizeof(Uuid)> message{};
   const auto purpose = std::as_bytes(std::span(kSecretPurpose));
   const auto end = std::copy(purpose.begin(), purpose.end(), message.begin());
   std::copy(metadata.bytes.begin(), metadata.bytes.end(), end);
   const std::span<const std::byte> random(metadata.bytes);
-  auto mac = HmacOf(settings.empty() ? random : std::as_bytes(std::span(settings.view())), message);
+  Mac mac = Hmac(settings.empty() ? random : std::as_bytes(std::span(settings.view())), message);
   // A secret is text, of any bytes.
   SecretText secret(std::string_view(reinterpret_cast<const char*>(mac.data()), mac.size()));
   ::OPENSSL_cleanse(mac.data(), mac.size());
@@ -90,8 +80,8 @@ Result<SigningKey> SigningKey::Random() {
   if (!key || ::EVP_PKEY_get_raw_public_key(key.get(), IntoFromOpenSsl(half), &bytes) != 1) {
     ::ERR_clear_error();
     return Error(Code::kUnsupported,
-                 "this OpenSSL has no Ed25519, by which agents prove their names; enable it in its "
-                 "configuration");
+                 "this OpenSSL has no Ed25519, but agents sign their names with it; enable it in "
+                 "OpenSSL's configuration");
   }
   return SigningKey(std::move(key), half);
 }

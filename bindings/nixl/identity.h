@@ -1,4 +1,4 @@
-// What agents prove to each other: that they have metadata, and which agent they are.
+// Proofs between agents: that a peer has our metadata, and which agent it is.
 #pragma once
 #include <openssl/evp.h>
 
@@ -17,10 +17,6 @@
 
 namespace ferry::nixl {
 
-// HMAC-SHA-256 (RFC 2104, FIPS 198-1). `key`: not empty.
-std::array<std::byte, 32> HmacOf(std::span<const std::byte> key,
-                                 std::span<const std::byte> message);
-
 // The secret that both sides of a connection to an agent prove. `metadata`: the random secret in
 // that agent's metadata; `settings`: the text that the settings give to all agents, or empty.
 SecretText ConnectionSecret(const SecretText& settings, const Uuid& metadata);
@@ -31,7 +27,7 @@ struct EvpKeyTraits {
   static void Destroy(Handle key) noexcept { ::EVP_PKEY_free(key); }
 };
 
-// An agent's own key pair, by which it proves its name. Any thread.
+// An agent's key pair (Ed25519), with which it proves its name. Any thread.
 class SigningKey {
  public:
   // Errors: kUnsupported where OpenSSL has no Ed25519.
@@ -50,7 +46,7 @@ class SigningKey {
   PublicKey public_key_;
 };
 
-// Whether the owner of hello.key has signed this hello to `receiver` on this connection.
+// Verifies that hello.key signed this hello for `receiver` and this connection.
 bool IsSigned(const Hello& hello, std::string_view receiver, const Uuid& session);
 
 }  // namespace ferry::nixl

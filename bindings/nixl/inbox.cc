@@ -26,7 +26,8 @@ constexpr std::uint64_t kAccept = 1;
 constexpr auto kMaxNameless = std::chrono::seconds(5);
 // Pieces of one sender, or connections, before others have their turn.
 constexpr int kMaxPerTurn = 64;
-// What a notification costs beyond its bytes: the list that it is in may double while it is copied.
+// Bytes per notification beyond its own: its entry in the list, which may double while it is
+// copied.
 constexpr std::uint64_t kEntryCost = 4 * sizeof(abi::Notifications::value_type);
 // The parts of InboxLimits::total_bytes: shares, whole long notifications, and unfinished ones.
 constexpr std::uint64_t kParts = 3;

@@ -21,10 +21,10 @@
 
 namespace ferry::nixl {
 
-// What senders can make an inbox hold, beyond what their connections hold unread.
+// Limits of memory and time. Unread bytes in the connections are not included.
 struct InboxLimits {
-  std::uint64_t sender_bytes = 28 << 20;  // of one; its notifications may not be longer
-  std::uint64_t total_bytes = 256 << 20;  // of all, about
+  std::uint64_t sender_bytes = 28 << 20;  // for one sender; its notifications may not be longer
+  std::uint64_t total_bytes = 256 << 20;  // for all senders, approximately
   Clock::duration silence = std::chrono::seconds(30);  // between two pieces of a notification
   Clock::duration claim = std::chrono::seconds(5);     // to a name that is another's so far
 };
@@ -33,10 +33,10 @@ struct InboxLimits {
 // are asked for. Senders take turns, and each may fill its share of the memory: of one that has
 // filled it nothing more is taken, so that it gets no answer and waits for the program.
 //
-// A sender of which nothing else is here may exceed its share by one long notification. Where such
-// unfinished ones need too much memory, the sender that began first is closed, so that nobody waits
-// for one that is slow. A sender that stops in the middle of a notification is closed after
-// InboxLimits::silence, and one that does not say soon which agent it is.
+// A sender may exceed its share by one long notification if the inbox holds nothing else from it.
+// If unfinished notifications need too much memory, the sender that began first is closed, so that
+// nobody waits for a slow one. A sender that stops in the middle of a notification is closed after
+// InboxLimits::silence, and a connection that sends no hello after 5 s.
 //
 // A name is proved by the key of the metadata that is loaded of that agent. One that is not loaded
 // belongs to the key that was the first to claim it, until the connections of that have ended. Who

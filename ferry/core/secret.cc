@@ -138,20 +138,23 @@ Result<std::optional<Secret>> Secret::FromConfig(const Config& config) {
   return std::optional<Secret>(Secret(std::move(text)));
 }
 
+Mac Hmac(std::span<const std::byte> key, std::span<const std::byte> message) {
+  Mac mac;
+  unsigned int length = 0;
+  // OpenSSL uses unsigned char.
+  const auto* done = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                            reinterpret_cast<const unsigned char*>(message.data()), message.size(),
+                            reinterpret_cast<unsigned char*>(mac.data()), &length);
+  FERRY_CHECK(done != nullptr && length == mac.size(), length);
+  return mac;
+}
+
 Mac Secret::Sign(std::string_view role,
                  std::initializer_list<std::span<const std::byte>> parts) const {
   std::vector<std::byte> said;
   AppendPart(&said, std::as_bytes(std::span(role)));
   for (const auto part : parts) AppendPart(&said, part);
-  Mac mac;
-  unsigned int length = 0;
-  const std::string_view key = text_.view();
-  // OpenSSL uses unsigned char.
-  const auto* done = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
-                            reinterpret_cast<const unsigned char*>(said.data()), said.size(),
-                            reinterpret_cast<unsigned char*>(mac.data()), &length);
-  FERRY_CHECK(done != nullptr && length == mac.size(), length);
-  return mac;
+  return Hmac(std::as_bytes(std::span(text_.view())), said);
 }
 
 bool EqualInConstantTime(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {

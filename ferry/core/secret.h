@@ -25,6 +25,8 @@ void WarnIfOthersMayRead(std::string_view setting, const std::string& path);
 
 // An HMAC-SHA-256 (RFC 2104, FIPS 198-1).
 using Mac = std::array<std::byte, 32>;
+// `key` must not be empty.
+Mac Hmac(std::span<const std::byte> key, std::span<const std::byte> message);
 
 // The secret that both sides of a connection share. It is never sent; each side proves that it
 // knows it by an HMAC over the frames that were exchanged, which include a challenge of each side.

@@ -72,7 +72,7 @@ int OptionOf(int socket, int option) {
 // What routing rules can ask for beside the addresses. A kernel ignores attributes that it does not
 // know: the protocol and the ports before Linux 4.18.
 void AppendSelectors(std::vector<std::byte>* body, int socket, const SocketEnds& ends) {
-  const int bound = OptionOf(socket, SO_BINDTOIFINDEX);
+  const int bound = BoundTo(socket);
   if (bound != 0) AppendAttribute(body, RTA_OIF, BytesOf(bound));
   AppendAttribute(body, RTA_MARK, BytesOf(OptionOf(socket, SO_MARK)));
   // The user who has made the socket owns its inode.

@@ -60,6 +60,12 @@ std::optional<std::vector<std::byte>> AskLink(int index) {
   return answer;
 }
 
+int BoundTo(int socket) {
+  int interface = 0;
+  socklen_t bytes = sizeof interface;
+  return ::getsockopt(socket, SOL_SOCKET, SO_BINDTOIFINDEX, &interface, &bytes) == 0 ? interface : 0;
+}
+
 int AskHolder(int family, std::span<const std::byte> address) {
   rtmsg request{};
   request.rtm_family = static_cast<unsigned char>(family);

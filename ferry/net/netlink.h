@@ -18,6 +18,10 @@ std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type
 // The attributes of the interface of this index (rtnetlink(7)); nothing if there is none.
 std::optional<std::vector<std::byte>> AskLink(int index);
 
+// The index of the interface that a socket is bound to: link-local addresses and listeners of one
+// interface bind theirs. 0: none, or the kernel does not tell (before Linux 5.0).
+int BoundTo(int socket);
+
 // The index of the interface that has an address of this machine, in network order; 0 if none has,
 // or if the kernel does not tell. From Linux 4.13 on; before that it is the loopback interface's.
 int AskHolder(int family, std::span<const std::byte> address);

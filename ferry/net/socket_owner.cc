@@ -122,14 +122,6 @@ std::optional<KernelSocket> Find(int family, const SocketEnd& local, const Socke
   return KernelSocket{high << 32 | found.id.idiag_cookie[0], found.idiag_inode, found.idiag_uid};
 }
 
-// The interface that a socket is bound to: link-local addresses and listeners of one interface bind
-// theirs. 0: none, or the kernel does not tell (before Linux 5.0).
-int BoundTo(int socket) {
-  int interface = 0;
-  socklen_t bytes = sizeof interface;
-  return ::getsockopt(socket, SOL_SOCKET, SO_BINDTOIFINDEX, &interface, &bytes) == 0 ? interface : 0;
-}
-
 // The socket at the other end of one that is bound to `interface`. It may be bound although that
 // one is not: a listener that is bound to the interface of its address also takes connections from
 // this machine.
