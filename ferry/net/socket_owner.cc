@@ -23,6 +23,7 @@
 #include "ferry/core/fork.h"
 #include "ferry/net/address.h"
 #include "ferry/net/netlink.h"
+#include "ferry/net/provider.h"
 
 namespace ferry::net {
 namespace {
@@ -223,6 +224,18 @@ bool IsHeldBy(const ProcessHint& process, int socket) {
   const auto it = std::find(cookies.begin(), cookies.end(), other->cookie);
   return it != cookies.end() && TargetOf(fmt::format("{}/fd/{}", folder, it - cookies.begin())) ==
                                     fmt::format("socket:[{}]", other->inode);
+}
+
+Status RequireProof(Lane* lane, const ProcessHint& process, const std::string& peer_name) {
+  errno = 0;
+  if (lane->ProvePeer(process)) return Ok();
+  if (errno == EMFILE || errno == ENFILE) return ErrnoError("finding out who the peer is", errno);
+  return Error(Code::kRefused,
+               fmt::format("{} is an address of this machine, but it is not proved that a process "
+                           "of user {} is there itself: it may be a proxy, another user or a "
+                           "container; set FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on "
+                           "in a network you trust",
+                           peer_name, ::geteuid()));
 }
 
 }  // namespace ferry::net

@@ -3,8 +3,13 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+
+#include "ferry/core/result.h"
 
 namespace ferry::net {
+
+class Lane;
 
 // One end of a TCP connection: port and address in network order.
 struct SocketEnd {
@@ -48,5 +53,10 @@ class ListedSocket {
 // peer behind it, whoever runs it. About ten system calls; any thread. False whenever something is
 // missing, as under another pid namespace.
 bool IsHeldBy(const ProcessHint& process, int socket);
+
+// Whether the peer of a lane may be trusted without a secret: it must be proved to be `process`, as
+// it says itself (Lane::ProvePeer). `peer_name`: its address, for messages. Errors: kRefused;
+// kUnavailable without a descriptor to ask the kernel with.
+Status RequireProof(Lane* lane, const ProcessHint& process, const std::string& peer_name);
 
 }  // namespace ferry::net

@@ -2,13 +2,10 @@
 #include "ferry/tcpx/lane/lane_setup.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <mutex>
 #include <utility>
 
-#include "ferry/core/fd.h"
 #include "ferry/core/log.h"
 #include "ferry/core/random.h"
 #include "ferry/tcpx/lane/abandoned.h"
@@ -197,17 +194,7 @@ Status LaneSetup::CheckPeer(const ProcessHint& process) const {
   const LaneInfo peer = control_->Info();
   FERRY_TRY(CheckTrusted(terms_.secret.has_value(), terms_.insecure, peer));
   if (terms_.secret) return Ok();
-  if (!terms_.insecure) {
-    errno = 0;
-    if (control_->ProvePeer(process)) return Ok();
-    if (errno == EMFILE || errno == ENFILE) return ErrnoError("finding out who the peer is", errno);
-    return Error(
-        Code::kRefused,
-        fmt::format("{} is an address of this machine, but it is not proved that a process "
-                    "of user {} is there itself; set FERRY_SECRET_FILE on both sides, or "
-                    "FERRY_INSECURE=on in a network you trust",
-                    remote_, ::geteuid()));
-  }
+  if (!terms_.insecure) return RequireProof(control_.get(), process, remote_);
   if (peer.same_machine) return Ok();
   static std::once_flag warned;
   std::call_once(warned, [&] {

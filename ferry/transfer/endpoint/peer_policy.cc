@@ -2,11 +2,7 @@
 #include "ferry/transfer/endpoint/peer_policy.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
-#include <cerrno>
-
-#include "ferry/core/fd.h"
 #include "ferry/core/log.h"
 
 namespace ferry::transfer {
@@ -42,22 +38,10 @@ Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_
 Status PeerPolicy::CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process,
                                    bool has_secret) const {
   if (NeedsNoProof(lane->info(), has_secret)) return Ok();
-  errno = 0;
-  if (lane->ProvePeerOnLoop(process)) return Ok();
-  if (errno == EMFILE || errno == ENFILE) return ErrnoError("finding out who the peer is", errno);
-  constexpr const char* kFix =
-      "set FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust";
-  if (!lane->is_local()) {
-    return Error(
-        Code::kRefused,
-        fmt::format("this endpoint has no secret to authenticate peers on other machines; {}",
-                    kFix));
-  }
+  if (lane->is_local()) return lane->RequireProofOnLoop(process);
   return Error(Code::kRefused,
-               fmt::format("{} is an address of this machine, but it is not proved that a process "
-                           "of user {} is there itself: it may be a proxy, another user or a "
-                           "container; {}",
-                           lane->peer_name(), ::geteuid(), kFix));
+               "this endpoint has no secret to authenticate peers on other machines; set "
+               "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
 }
 
 void PeerPolicy::OnRefused(const std::string& peer_name, const std::string& sentence) {

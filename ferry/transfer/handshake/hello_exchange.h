@@ -9,6 +9,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/net/address.h"
 #include "ferry/net/provider.h"
+#include "ferry/net/socket_owner.h"
 #include "ferry/transfer/handshake/wire.h"
 
 namespace ferry::transfer {
@@ -53,6 +54,10 @@ class HelloExchange final : private net::LaneHandler {
   bool is_local() const noexcept { return info_.same_machine; }
   // Whether the peer is this process of our user on this machine (net::Lane::ProvePeer).
   bool ProvePeerOnLoop(const net::ProcessHint& process) { return lane_->ProvePeer(process); }
+  // The same with the reason; errors: those of net::RequireProof().
+  Status RequireProofOnLoop(const net::ProcessHint& process) {
+    return net::RequireProof(lane_.get(), process, peer_name());
+  }
   // Whether the lane itself has authenticated the peer (TLS).
   bool is_authenticated() const noexcept { return info_.authenticated; }
   const net::ChannelBinding& channel_binding() const noexcept { return info_.channel_binding; }
