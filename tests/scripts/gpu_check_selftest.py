@@ -18,6 +18,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu_check"
 LOADER = importlib.machinery.SourceFileLoader("gpu_check", str(SCRIPT))
 gpu_check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", LOADER))
 LOADER.exec_module(gpu_check)
+sys.path.insert(0, str(SCRIPT.parent.parent / "bench"))
 LOADER = importlib.machinery.SourceFileLoader("bench_gpu", str(SCRIPT.parent.parent / "bench" / "gpu"))
 bench_gpu = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_gpu", LOADER))
 LOADER.exec_module(bench_gpu)

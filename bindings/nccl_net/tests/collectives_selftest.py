@@ -16,6 +16,7 @@ import unittest
 import unittest.mock
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "bench" / "nccl_collectives"
+sys.path.insert(0, str(SCRIPT.parent))
 loader = importlib.machinery.SourceFileLoader("nccl_collectives", str(SCRIPT))
 bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("nccl_collectives", loader))
 loader.exec_module(bench)
