@@ -192,13 +192,6 @@ def plain_environment():
             if not name.startswith(("NCCL_", "TORCH_NCCL_", "FERRY_")) or name == "NCCL_NVLS_ENABLE"}
 
 
-def torch_versions():
-    """The versions of torch and its NCCL."""
-    import torch
-
-    return {"torch": torch.__version__, "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
-
-
 class Summary:
     """What one benchmark measured. `path` is the file to write, or None: then nothing is checked or written."""
 

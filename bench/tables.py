@@ -40,7 +40,6 @@ COMMANDS = {
     "kernels_h200": "bench/gpu --parts kernels",
     "python_h200": "bench/gpu --parts python",
     "link_2xh200": "bench/link --memory cuda:0 --peer-memory cuda:1",
-    "nccl_sockets_2xh200": "bench/nccl_sockets",
     "nccl_2gpu": "bench/nccl_collectives --summarize --rows ROWS",
 }
 

@@ -369,7 +369,6 @@ ROWS = {
         "cpu_seconds_per_gb": several("s/GB"), "proxy_percent": several("%"), "copiers_percent": several("%")}
         for net in ("ferry", "null", "default", "2x8c8kt") for place in ("lo", "veth")
         for nccl in (("2.28.9", "2.30.7") if (net, place) == ("ferry", "lo") else ("2.28.9",))},
-    "nccl_sockets_2xh200": {"default": {"setting": "default", "size": 1 << 26, "gbps": several("GB/s")}},
 }
 
 
