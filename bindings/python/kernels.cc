@@ -56,9 +56,10 @@ Tensor ArrayTensor(nb::handle object, const char* argument) {
     RefuseTensor(argument,
                  fmt::format("has {} sizes; it can have {}", array.ndim(), kernels::kMaxRank));
   }
+  const nb::object dtype = object.attr("dtype");
   Tensor tensor;
   tensor.data = const_cast<void*>(array.data());
-  tensor.dtype = DTypeNamed(nb::cast<std::string>(nb::str(object.attr("dtype"))), argument);
+  tensor.dtype = DTypeNamed(nb::cast<std::string>(nb::str(nb::handle(dtype))), argument);
   tensor.rank = static_cast<int>(array.ndim());
   for (std::size_t i = 0; i < array.ndim(); ++i) {
     tensor.shape.at(i) = static_cast<std::int64_t>(array.shape(i));
@@ -82,11 +83,11 @@ void BindRows(nb::module_& module) {
     Run<kernels::AddGeluArgs>({at(x, "x"), at(bias, "bias"), at(out, "out")},
                               kernels::FusedAddGeluCpu);
   });
-  module.def("element_wise_mul_add", [at](nb::handle a, nb::handle b, nb::handle c,
-                                          nb::handle out) {
-    Run<kernels::MulAddArgs>({at(a, "a"), at(b, "b"), at(c, "c"), at(out, "out")},
-                             kernels::ElementWiseMulAddCpu);
-  });
+  module.def("element_wise_mul_add",
+             [at](nb::handle a, nb::handle b, nb::handle c, nb::handle out) {
+               Run<kernels::MulAddArgs>({at(a, "a"), at(b, "b"), at(c, "c"), at(out, "out")},
+                                        kernels::ElementWiseMulAddCpu);
+             });
   module.def("gated_mul", [at](nb::handle x, nb::handle out, const std::string& op) {
     Run<kernels::GatedArgs>({at(x, "x"), at(out, "out"), Take(kernels::GateNamed(op))},
                             kernels::GatedMulCpu);
