@@ -92,12 +92,6 @@ class Merging(unittest.TestCase):
         row, = gpu_check.merge_kernels([{"name": NORM, "op": "rms_norm", "variant": "", "error": "out of memory"}], [])
         self.assertIn("error out of memory", gpu_check.line_of(row))
 
-    def test_an_epilogue_is_no_time_of_an_op(self):
-        torch = [{"names": [NORM], "op": "", "baseline": gpu_check.EPILOGUE, "us_with": 5.5, "us_without": 5.25}]
-        row, = gpu_check.merge_kernels([ours(NORM)], torch)
-        self.assertEqual(row["torch_epilogue"], {"us_with": 5.5, "us_without": 5.25})
-        self.assertTrue(gpu_check.line_of(row).endswith("us_with 5.5, us_without 5.25"))
-
     def test_a_line_that_was_cut_off_is_left_out(self):
         self.assertEqual(gpu_check.json_rows('noise\n{"a": 1}\n{"b": \n'), [{"a": 1}])
 
