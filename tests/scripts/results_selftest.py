@@ -438,14 +438,6 @@ class Tables(unittest.TestCase):
         self.assertIn("| nixl write | 2 GB/s (1 to 4), failed in 2 of 5 rounds |", text)
         self.assertNotIn("over UCX", text)
 
-    def test_what_operations_cost_before_is_shown_with_its_commit_only(self):
-        rows = {f"BmWrite/{n}": {"cpu_ns": several("ns"), "against_ns": several("ns", 777000)} for n in (1000, 60000)}
-        result = {"rows": rows, "commit": "ab" * 20, "date": "d", "machine": "m", "n": 3, "command": "c"}
-        self.assertNotIn("777", "\n".join(make_results.tables.operations(result)))
-        text = "\n".join(make_results.tables.operations({**result, "against": "cd" * 20}))
-        self.assertIn("60,000, by `cdcdcdcdcdcd`", text)
-        self.assertIn("| 777 |", text)
-
     def test_the_best_of_all_settings_of_the_sockets_counts(self):
         rows = {f"{net} {stage}": {"operation": "all_reduce", "size": 8, "net": net, "us": several("us", us),
                                    "stage": stage, "place": "lo", "nccl": "2.28.9"}
