@@ -380,7 +380,7 @@ TEST(NcclCores, AreSharedByTheRanksOfTheMachine) {
   EXPECT_EQ(LocalRanks(Environment({{"LOCAL_WORLD_SIZE", "8"}, {"SLURM_NTASKS_PER_NODE", "1"}})),
             8U);
   EXPECT_EQ(LocalRanks(Environment({{"SLURM_NTASKS_PER_NODE", "4"}})), 4U);
-  for (const char* nonsense : {"", "0", "-1", "8x", "many"}) {
+  for (const char* nonsense : {"", "0", "-1", "8x", "many", " 8", "0x8", "4294967296"}) {
     EXPECT_EQ(LocalRanks(Environment({{"LOCAL_WORLD_SIZE", nonsense}})), 0U) << nonsense;
   }
   EXPECT_EQ(UsableCores(Environment({{"LOCAL_WORLD_SIZE", "100000"}})), 1U);
@@ -426,6 +426,29 @@ TEST(NcclWire, HandlesSayWhereToConnect) {
   const auto read = ReadHandle(handle.data());
   ASSERT_TRUE(read);
   EXPECT_EQ(read->listen, 9U);
+  for (const char* nonsense : {"", "max", "1000", "0 100000", "-1 100000", "100000 0", "100000 -1",
+                               "nan nan", "1e999 1", "999999999999 1"}) {
+    EXPECT_EQ(cores("0::/", {{"/cpu.max", nonsense}}), all) << nonsense;
+  }
+}
+
+// As a container has them whose ranks are not bound to cores of their own.
+TEST(NcclCores, OfTheSetOfCpusOfThisCgroupAreSharedByTheRanks) {
+  const auto cores = [](const std::string& groups, const std::string& file, const std::string& cpus,
+                        const std::string& ranks) {
+    const FakeRoot root;
+    root.Write("/proc/self/cgroup", groups);
+    root.Write("/sys/fs/cgroup" + file, cpus);
+    return UsableCores(Environment({{"LOCAL_WORLD_SIZE", ranks}}), root.path());
+  };
+  const unsigned all = cores("0::/", "/none", "", "1");
+  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "1", "1"), 1U);
+  EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", "0-1,8", "3"), 1U);
+  EXPECT_EQ(cores("7:cpuset:/a", "/cpuset/a/cpuset.effective_cpus", "5,7", "2"), 1U);
+  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "0-4294967295", "1"), all);
+  for (const char* nonsense : {"", ",", "-", "0-", "3-1", "a-b", "0-x", "99999999999"}) {
+    EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", nonsense, "1"), all) << nonsense;
+  }
   EXPECT_EQ(read->key, address.key);
   EXPECT_EQ(read->at, address.at);
 }
