@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -149,6 +152,30 @@ TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
   const Gpus direct{.count = 8, .link = GpuLink::kDirect};
   const Gpus behind_switch{.count = 1, .link = GpuLink::kSwitch};
   const auto with = [](const Gpus& gpus, unsigned local_ranks) {
+  // A user's own speed, or NCCL's where nothing is asked for.
+  for (const auto& [speed, channels] : std::map<std::string, int>{
+           {"14", 1}, {"0xC", 1}, {"6", 2}, {"1", 8}, {"0", 1}, {"-1", 1}, {"many", 1}}) {
+    EXPECT_EQ(RequestWith({{kSpeed, speed}}, FactsOf(23007)).peer_channels, channels) << speed;
+  }
+  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "0"}}, FactsOf(23007)).peer_channels, 1);
+}
+
+TEST(NcclRequest, BearsAnyNumberInTheVariablesOfNccl) {
+  for (const char* name :
+       {"NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS",
+        "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NCHANNELS_PER_NET_PEER",
+        "NCCL_P2P_PER_CHANNEL_NET_BW", "NCCL_P2P_NET_CHUNKSIZE"}) {
+    for (const char* value : {"0", "-1", "-2", "999999", " ", "0x8", "many", "-9223372036854775808",
+                              "99999999999999999999"}) {
+      for (const int version : {22403, 22707, 22809, 23007}) {
+        const NcclRequest request = RequestWith({{name, value}}, FactsOf(version));
+        EXPECT_GE(request.peer_channels, 1) << name << value << version;
+        EXPECT_LE(request.peer_channels, 64) << name << value << version;
+        EXPECT_EQ(request.devices, 1U) << name << value << version;
+        EXPECT_EQ(VariableIn(request, name), "") << name << value << version;
+      }
+    }
+  }
     NcclFacts facts = FactsOf(22809);
     facts.gpus = gpus;
     facts.local_ranks = local_ranks;
@@ -174,8 +201,23 @@ TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
   facts.local_ranks = 1;
   EXPECT_EQ(RequestWith({{"FERRY_NCCL_DEVICES", "1"}}, facts).devices, 1U);
   EXPECT_EQ(RequestWith({{"NCCL_NCHANNELS_PER_NET_PEER", "8"}}, facts).devices, 1U);
-  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "4"}}, facts).devices, 3U);
-  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "2"}}, facts).devices, 2U);
+  for (const int few : {1, 2}) {
+    const NcclRequest request = RequestWith({{"FERRY_NCCL_CHANNELS", std::to_string(few)}}, facts);
+    EXPECT_EQ(request.devices, 1U) << few;
+    EXPECT_EQ(request.hint, "") << few;
+  }
+  for (int channels = 3; channels <= 64; ++channels) {
+    const NcclRequest request =
+        RequestWith({{"FERRY_NCCL_CHANNELS", std::to_string(channels)}}, facts);
+    const auto others = static_cast<int>(request.devices) - 1;
+    const unsigned rounded = std::bit_ceil(static_cast<unsigned>(channels));
+    EXPECT_EQ(std::bit_ceil(request.devices), std::min(rounded, 32U)) << channels;
+    EXPECT_LT(others * request.max_megabits, 96'000) << channels;
+    EXPECT_GE(request.max_megabits, 1000) << channels;
+  }
+  const NcclRequest set = RequestWith({{"FERRY_NCCL_DEVICES", "3"}}, facts);
+  EXPECT_LT(2 * set.max_megabits, 96'000);
+  EXPECT_EQ(set.gpu_link, GpuLink::kDirect);
 }
 
 TEST(NcclRequest, LeavesOneChannelToAUserWhoWantsOne) {
@@ -185,7 +227,10 @@ TEST(NcclRequest, LeavesOneChannelToAUserWhoWantsOne) {
     EXPECT_EQ(request.peer_channels, 1) << version;
     EXPECT_EQ(request.devices, 1U) << version;
   }
-  EXPECT_EQ(RequestWith({{"NCCL_MAX_NCHANNELS", "many"}}, FactsOf(22809)).peer_channels, 2);
+  // As NCCL reads it.
+  for (const char* less : {"many", "0", "-1"}) {
+    EXPECT_EQ(RequestWith({{"NCCL_MAX_NCHANNELS", less}}, FactsOf(22809)).peer_channels, 1) << less;
+  }
 }
 
 // As a process has it whose parent has asked.
@@ -200,6 +245,8 @@ TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
 
 TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
   for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
+  inherited["NCCL_MIN_NCHANNELS"] = "0x8";
+  EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
                             "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_TUNER_PLUGIN"}) {
     EXPECT_EQ(AskedWith({{bound, "2"}}), (Asked{{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}})) << bound;
   }
@@ -512,7 +559,7 @@ TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
       {"NCCL_MAX_CTAS", "NCCL_MAX_CTAS is not set here and 3 at 10.0.0.2:77"},
       {"NCCL_MIN_NRINGS", "(which FERRY_NCCL_CHANNELS sets) is 8 here and 3 at 10.0.0.2:77"},
       {"NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NET_CHUNKSIZE is 524288 here and 3 at 10.0.0.2:77"},
-      {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES is 1 here and 3 at 10.0.0.2:77"},
+      {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES=1 on all ranks) is 1 here and 3 at 10.0.0.2:77"},
       {"NCCL_NCHANNELS_PER_NET_PEER", "NET_PEER is not set here and 3 at 10.0.0.2:77"},
       {"NCCL_P2P_PER_CHANNEL_NET_BW", "CHANNEL_NET_BW is 2 here and 3 at 10.0.0.2:77"},
       {"NCCL_TUNER_PLUGIN", "is this plugin's here and named and not found at 10.0.0.2:77"},
@@ -574,6 +621,14 @@ TEST(NcclTuner, OtherLibrariesAreComparedByTheirFileAndNotByTheirPath) {
 TEST(NcclRequest, WarnsOfATunerThatIsNamedAndNotFound) {
   EXPECT_THAT(RequestWith({{"NCCL_TUNER_PLUGIN", "libmissing.so"}}, FactsOf(23000)).warning,
               HasSubstr("NCCL_TUNER_PLUGIN names libmissing.so, which was not found"));
+  const auto bounded = [](const char* most) {
+    return RankWith({{"FERRY_NCCL_CHANNELS", "0"}, {"NCCL_MAX_NCHANNELS", most}});
+  };
+  for (const char* one : {"0", "-1", "many"}) {
+    EXPECT_EQ(DifferenceText(bounded("1"), bounded(one)), "") << one;
+    EXPECT_THAT(DifferenceText(bounded(""), bounded(one)),
+                HasSubstr("NCCL_MAX_NCHANNELS is not set here and 1 at 10.0.0.2:77"));
+  }
 }
 
 TEST(LibrarySearch, FindsWhatIsLoadedByItsName) {
