@@ -14,6 +14,7 @@
 
 #include "bindings/nccl_net/plugin.h"
 #include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/set_variables.h"
 #include "bindings/nccl_net/tuner.h"
 
 namespace ferry::nccl_net {
@@ -32,9 +33,9 @@ constexpr int kPeerChannelsBySpeed = 22900;
 // Eight channels for a device of 100 Gb/s. Eight carried 2.4 to 2.8 GB/s each; for 3, NCCL creates
 // four channels, which were slower (12 GB/s instead of 20).
 constexpr int kChannelGigabytes = 2;
-constexpr int kMaxDevices = 32;
 constexpr int kChannelGigabytesOfNccl = 14;  // by itself
 constexpr int kChannelsBefore229 = 2;        // that NCCL creates by itself, at least
+constexpr int kMaxDevices = 32;
 constexpr int kMaxChannels = 64;  // of NCCL
 // All devices but one must not fill a link of 12 GB/s (PCIe 3, x16): NCCL creates no channels for
 // devices beyond those that fill it, and the links of two nodes may differ.
@@ -94,8 +95,8 @@ int PeerChannelsOf(const NcclRequest& request, const Config::Getter& get, const 
 
 // NCCL 2.28 creates more channels between two ranks for more devices only.
 void ShowDevices(int channels, const NcclFacts& facts, NcclRequest* request) {
-  const bool alone = facts.local_ranks == 1 || (facts.local_ranks == 0 && facts.gpus.count == 1);
   if (channels <= kChannelsBefore229) return;
+  const bool alone = facts.local_ranks == 1 || (facts.local_ranks == 0 && facts.gpus.count == 1);
   if (!alone || facts.gpus.link != GpuLink::kDirect) {
     request->hint = fmt::format(
         "NCCL 2.28 creates two channels between two ranks here; for more, set "
@@ -154,17 +155,17 @@ void AskForChannels(const Config& settings, const Config::Getter& get, const Ncc
   // Judge by the number and not by who set it: processes inherit variables.
   if (channels >= kFewChannels && (set.empty() || NumberIn(set) == channels)) {
     request->tuned_channels = channels;
-  AskForPeerChannels(channels, settings, get, facts, request);
   }
+  AskForPeerChannels(channels, settings, get, facts, request);
 }
 
 }  // namespace
 
-NcclRequest RequestOf(const Config& settings, const Config::Getter& get, const NcclTuner& tuner,
 bool AllowsThisPlugin(std::string_view nccl_net) {
   return nccl_net.empty() || ::strcasecmp(std::string(nccl_net).c_str(), kPluginName) == 0;
 }
 
+NcclRequest RequestOf(const Config& settings, const Config::Getter& get, const NcclTuner& tuner,
                       const NcclFacts& facts) {
   NcclRequest request;
   request.devices = static_cast<std::size_t>(settings.nccl_devices);
@@ -174,18 +175,18 @@ bool AllowsThisPlugin(std::string_view nccl_net) {
   request.peer_channels = PeerChannelsOf(request, get, facts);
   if (facts.version < kPeerChannelsBySpeed && request.devices > 1) {
     request.gpu_link = facts.gpus.link;
-  return request;
     request.max_megabits = kMaxMegabitsOfOthers / (static_cast<int>(request.devices) - 1);
   }
+  return request;
 }
 
 void Ask(const NcclRequest& request) {
   TuneForChannels(request.tuned_channels);
   if (!request.warning.empty()) Warn(request.warning);
   if (!request.hint.empty()) InformInit(request.hint);
+  SetVariables(request.variables);
   std::string said;
   for (const auto& [name, value] : request.variables) {
-    (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
     said += fmt::format("{}{}={}", said.empty() ? "" : ", ", name, value);
   }
   if (said.empty()) return;

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,10 @@
 #include "bindings/nccl_net/library_search.h"
 #include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/nccl_tuner.h"
+#include "bindings/nccl_net/nic.h"
 #include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/set_variables.h"
 #include "bindings/nccl_net/settings.h"
 #include "bindings/nccl_net/tests/testing/nccl_host.h"
 #include "bindings/nccl_net/wire.h"
@@ -488,6 +491,54 @@ TEST(NcclCores, OfTheSetOfCpusOfThisCgroupAreSharedByTheRanks) {
     root.Write("/sys/fs/cgroup" + file, cpus);
     return UsableCores(Environment({{"LOCAL_WORLD_SIZE", ranks}}), root.path());
   };
+TEST(NcclNic, HasTheSpeedOfInterfacesWithADeviceOrOneThatIsAssumed) {
+  const FakeRoot root;
+  const auto add = [&](const std::string& name, const std::string& speed, bool device) {
+    root.Write("/sys/class/net/" + name + "/speed", speed);
+    if (device) root.Write("/sys/class/net/" + name + "/device/vendor", "0x8086");
+  };
+  const auto megabits = [&](const std::vector<std::string>& names) {
+    std::vector<net::LocalAddress> addresses;
+    for (const std::string& name : names) addresses.push_back({name, "10.0.0.1"});
+    return FindNic(addresses, root.path()).megabits;
+  };
+  add("eth0", "25000", true);
+  add("eth1", "40000", true);
+  add("veth0", "10000", false);
+  EXPECT_EQ(megabits({"eth0", "eth0"}), 25'000);  // two addresses
+  EXPECT_EQ(megabits({"eth0", "eth1"}), 65'000);
+  EXPECT_EQ(megabits({"veth0"}), 100'000);
+  EXPECT_EQ(megabits({"veth0", "eth0"}), 25'000);
+  EXPECT_EQ(megabits({"absent"}), 100'000);
+  for (const char* nonsense : {"", "-1", "0", "fast", "4294967295"}) {
+    add("odd", nonsense, true);
+    EXPECT_EQ(megabits({"odd"}), 100'000) << nonsense;
+  }
+}
+
+TEST(NcclVariables, AreSetWhileAnotherThreadReadsTheEnvironment) {
+  (void)::setenv("FERRY_TEST_SET", "", 1);
+  (void)::setenv("FERRY_TEST_LIKE", "kept", 1);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done.load()) EXPECT_STREQ(std::getenv("FERRY_TEST_LIKE"), "kept");
+  });
+  for (int i = 0; i < 200; ++i) {
+    SetVariables({{"FERRY_TEST_SET", std::to_string(i)}, {fmt::format("FERRY_TEST_{}", i), "new"}});
+    EXPECT_EQ(std::getenv("FERRY_TEST_SET"), std::to_string(i));
+  }
+  done.store(true);
+  reader.join();
+  EXPECT_STREQ(std::getenv("FERRY_TEST_0"), "new");
+  EXPECT_EQ(std::getenv("FERRY_TEST"), nullptr);
+  ASSERT_EQ(::setenv("FERRY_TEST_SET", "other", 1), 0);
+  EXPECT_STREQ(std::getenv("FERRY_TEST_SET"), "other");
+  for (int i = 0; i < 200; ++i) (void)::unsetenv(fmt::format("FERRY_TEST_{}", i).c_str());
+  (void)::unsetenv("FERRY_TEST_SET");
+  (void)::unsetenv("FERRY_TEST_LIKE");
+  EXPECT_EQ(std::getenv("FERRY_TEST_SET"), nullptr);
+}
+
   const unsigned all = cores("0::/", "/none", "", "1");
   EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "1", "1"), 1U);
   EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", "0-1,8", "3"), 1U);

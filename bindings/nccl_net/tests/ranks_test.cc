@@ -295,6 +295,8 @@ TEST(Ranks, OfAnotherBuildAreRefused) {
       << LoggedText();
 }
 
+  EXPECT_EQ(with("NCCL_NET", "Ferry"), std::pair(own, std::string("8")));
+  EXPECT_EQ(with("NCCL_NET", "Socket"), std::pair(std::string(), std::string()));
 // As two builds of one commit are that have different changes.
 TEST(Ranks, WhoseFilesHaveOtherBuildIdsAreRefused) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
