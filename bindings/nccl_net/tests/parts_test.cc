@@ -71,6 +71,9 @@ TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
   EXPECT_EQ(family->selection, "NCCL_SOCKET_IFNAME=ens with NCCL_SOCKET_FAMILY=AF_INET6");
   EXPECT_EQ(SettingsWith({{"NCCL_SOCKET_FAMILY", "AF_INET"}})->selection,
             "NCCL_SOCKET_FAMILY=AF_INET");
+  const auto wrong = SettingsWith({{"NCCL_SOCKET_IFNAME", " "}});
+  ASSERT_FALSE(wrong);
+  EXPECT_THAT(wrong.error().message(), HasSubstr("NCCL_SOCKET_IFNAME= : "));
 }
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -149,12 +152,6 @@ TEST(NcclRequest, ForChannelsBetweenTwoRanksDependsOnTheVersionOfNccl) {
   EXPECT_EQ(RequestWith({}, slow).peer_channels, 1);
   slow.megabits = 25'000;
   EXPECT_EQ(RequestWith({}, slow).peer_channels, 2);
-}
-
-TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
-  const Gpus direct{.count = 8, .link = GpuLink::kDirect};
-  const Gpus behind_switch{.count = 1, .link = GpuLink::kSwitch};
-  const auto with = [](const Gpus& gpus, unsigned local_ranks) {
   // A user's own speed, or NCCL's where nothing is asked for.
   for (const auto& [speed, channels] : std::map<std::string, int>{
            {"14", 1}, {"0xC", 1}, {"6", 2}, {"1", 8}, {"0", 1}, {"-1", 1}, {"many", 1}}) {
@@ -179,6 +176,12 @@ TEST(NcclRequest, BearsAnyNumberInTheVariablesOfNccl) {
       }
     }
   }
+}
+
+TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
+  const Gpus direct{.count = 8, .link = GpuLink::kDirect};
+  const Gpus behind_switch{.count = 1, .link = GpuLink::kSwitch};
+  const auto with = [](const Gpus& gpus, unsigned local_ranks) {
     NcclFacts facts = FactsOf(22809);
     facts.gpus = gpus;
     facts.local_ranks = local_ranks;
@@ -242,14 +245,14 @@ TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
                                                {"NCCL_P2P_NET_CHUNKSIZE", "524288"},
                                                {"NCCL_P2P_PER_CHANNEL_NET_BW", "2"}};
   EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
+  inherited["NCCL_MIN_NCHANNELS"] = "0x8";
+  EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
   inherited["NCCL_MIN_NCHANNELS"] = "16";
   EXPECT_EQ(AskedWith(inherited), (Asked{}));
 }
 
 TEST(NcclRequest, GoesBeyondNoBoundAndLeavesOtherTunersAlone) {
   for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
-  inherited["NCCL_MIN_NCHANNELS"] = "0x8";
-  EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
                             "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_TUNER_PLUGIN"}) {
     EXPECT_EQ(AskedWith({{bound, "2"}}), (Asked{{{"NCCL_P2P_NET_CHUNKSIZE", "524288"}}})) << bound;
   }
@@ -357,7 +360,7 @@ TEST(NcclSettings, HaveAsManyWorkersAsMayPollOnManyCores) {
   EXPECT_EQ(set->spinners, 5);
 }
 
-TEST(NcclSettings, GiveAPeerSixteenToTwentyFourSocketsOverAllChannels) {
+TEST(NcclSettings, GiveAPeerSixteenToTwentyFourSocketsOverAllChannelsInEachDirection) {
   for (int channels = 1; channels <= 8; ++channels) {
     const auto lanes = BulkLanes(channels, 12);
     const auto sockets = static_cast<std::size_t>(channels) * (1 + lanes);
@@ -423,6 +426,29 @@ TEST(NcclCores, AreThoseOfTheTightestQuotaAboveThisProcess) {
   for (const char* nonsense : {"", ":", "::", "0::", "0::a", "0::/..", "x:cpu"}) {
     EXPECT_EQ(cores(nonsense, {{"/cpu.max", "nonsense"}}), all) << nonsense;
   }
+  for (const char* nonsense : {"", "max", "1000", "0 100000", "-1 100000", "100000 0", "100000 -1",
+                               "nan nan", "1e999 1", "999999999999 1"}) {
+    EXPECT_EQ(cores("0::/", {{"/cpu.max", nonsense}}), all) << nonsense;
+  }
+}
+
+// As a container has them whose ranks are not bound to cores of their own.
+TEST(NcclCores, OfTheSetOfCpusOfThisCgroupAreSharedByTheRanks) {
+  const auto cores = [](const std::string& groups, const std::string& file, const std::string& cpus,
+                        const std::string& ranks) {
+    const FakeRoot root;
+    root.Write("/proc/self/cgroup", groups);
+    root.Write("/sys/fs/cgroup" + file, cpus);
+    return UsableCores(Environment({{"LOCAL_WORLD_SIZE", ranks}}), root.path());
+  };
+  const unsigned all = cores("0::/", "/none", "", "1");
+  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "1", "1"), 1U);
+  EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", "0-1,8", "3"), 1U);
+  EXPECT_EQ(cores("7:cpuset:/a", "/cpuset/a/cpuset.effective_cpus", "5,7", "2"), 1U);
+  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "0-4294967295", "1"), all);
+  for (const char* nonsense : {"", ",", "-", "0-", "3-1", "a-b", "0-x", "99999999999"}) {
+    EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", nonsense, "1"), all) << nonsense;
+  }
 }
 
 TEST(NcclCores, AreSharedByTheRanksOfTheMachine) {
@@ -465,32 +491,6 @@ TEST(NcclGpus, AreDirectUnderARootPortAndNotUnderASwitch) {
   EXPECT_EQ(FindGpus(root.path()).link, GpuLink::kSwitch);
 }
 
-TEST(NcclWire, HandlesSayWhereToConnect) {
-  ListenAddress address{.listen = 9, .key = {}, .at = {{"10.1.2.3", 77}, {"fd00::5", 77}}};
-  address.key[3] = std::byte{5};
-  HandleBytes handle{};
-  ASSERT_TRUE(WriteHandle(address, handle.data()));
-  EXPECT_EQ(AttemptOf(handle.data()), 0U);
-  SetAttempt(handle.data(), 12);
-  EXPECT_EQ(AttemptOf(handle.data()), 12U);
-  const auto read = ReadHandle(handle.data());
-  ASSERT_TRUE(read);
-  EXPECT_EQ(read->listen, 9U);
-  for (const char* nonsense : {"", "max", "1000", "0 100000", "-1 100000", "100000 0", "100000 -1",
-                               "nan nan", "1e999 1", "999999999999 1"}) {
-    EXPECT_EQ(cores("0::/", {{"/cpu.max", nonsense}}), all) << nonsense;
-  }
-}
-
-// As a container has them whose ranks are not bound to cores of their own.
-TEST(NcclCores, OfTheSetOfCpusOfThisCgroupAreSharedByTheRanks) {
-  const auto cores = [](const std::string& groups, const std::string& file, const std::string& cpus,
-                        const std::string& ranks) {
-    const FakeRoot root;
-    root.Write("/proc/self/cgroup", groups);
-    root.Write("/sys/fs/cgroup" + file, cpus);
-    return UsableCores(Environment({{"LOCAL_WORLD_SIZE", ranks}}), root.path());
-  };
 TEST(NcclNic, HasTheSpeedOfInterfacesWithADeviceOrOneThatIsAssumed) {
   const FakeRoot root;
   const auto add = [&](const std::string& name, const std::string& speed, bool device) {
@@ -539,14 +539,17 @@ TEST(NcclVariables, AreSetWhileAnotherThreadReadsTheEnvironment) {
   EXPECT_EQ(std::getenv("FERRY_TEST_SET"), nullptr);
 }
 
-  const unsigned all = cores("0::/", "/none", "", "1");
-  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "1", "1"), 1U);
-  EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", "0-1,8", "3"), 1U);
-  EXPECT_EQ(cores("7:cpuset:/a", "/cpuset/a/cpuset.effective_cpus", "5,7", "2"), 1U);
-  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "0-4294967295", "1"), all);
-  for (const char* nonsense : {"", ",", "-", "0-", "3-1", "a-b", "0-x", "99999999999"}) {
-    EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", nonsense, "1"), all) << nonsense;
-  }
+TEST(NcclWire, HandlesSayWhereToConnect) {
+  ListenAddress address{.listen = 9, .key = {}, .at = {{"10.1.2.3", 77}, {"fd00::5", 77}}};
+  address.key[3] = std::byte{5};
+  HandleBytes handle{};
+  ASSERT_TRUE(WriteHandle(address, handle.data()));
+  EXPECT_EQ(AttemptOf(handle.data()), 0U);
+  SetAttempt(handle.data(), 12);
+  EXPECT_EQ(AttemptOf(handle.data()), 12U);
+  const auto read = ReadHandle(handle.data());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->listen, 9U);
   EXPECT_EQ(read->key, address.key);
   EXPECT_EQ(read->at, address.at);
 }
@@ -618,6 +621,14 @@ TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
   for (const auto& [name, said] : settings) {
     EXPECT_THAT(DifferenceText(usual, RankWith({{name, "3"}})), HasSubstr(said)) << name;
   }
+  const auto bounded = [](const char* most) {
+    return RankWith({{"FERRY_NCCL_CHANNELS", "0"}, {"NCCL_MAX_NCHANNELS", most}});
+  };
+  for (const char* one : {"0", "-1", "many"}) {
+    EXPECT_EQ(DifferenceText(bounded("1"), bounded(one)), "") << one;
+    EXPECT_THAT(DifferenceText(bounded(""), bounded(one)),
+                HasSubstr("NCCL_MAX_NCHANNELS is not set here and 1 at 10.0.0.2:77"));
+  }
   RankWire older = usual;
   older.build = 0x1234;
   EXPECT_THAT(DifferenceText(usual, older), HasSubstr("and 00001234 at 10.0.0.2:77"));
@@ -672,14 +683,6 @@ TEST(NcclTuner, OtherLibrariesAreComparedByTheirFileAndNotByTheirPath) {
 TEST(NcclRequest, WarnsOfATunerThatIsNamedAndNotFound) {
   EXPECT_THAT(RequestWith({{"NCCL_TUNER_PLUGIN", "libmissing.so"}}, FactsOf(23000)).warning,
               HasSubstr("NCCL_TUNER_PLUGIN names libmissing.so, which was not found"));
-  const auto bounded = [](const char* most) {
-    return RankWith({{"FERRY_NCCL_CHANNELS", "0"}, {"NCCL_MAX_NCHANNELS", most}});
-  };
-  for (const char* one : {"0", "-1", "many"}) {
-    EXPECT_EQ(DifferenceText(bounded("1"), bounded(one)), "") << one;
-    EXPECT_THAT(DifferenceText(bounded(""), bounded(one)),
-                HasSubstr("NCCL_MAX_NCHANNELS is not set here and 1 at 10.0.0.2:77"));
-  }
 }
 
 TEST(LibrarySearch, FindsWhatIsLoadedByItsName) {

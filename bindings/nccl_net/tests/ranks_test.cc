@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -234,6 +235,35 @@ TEST_F(RanksWithLittle, With256DescriptorsExchangeMessagesAndAreWarned) {
   peer->ExpectLogged("this process may have only 256 descriptors");
 }
 
+TEST_F(RanksWithLittle, ThatHaveNoDescriptorLeftAreToldSoByConnect) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  const std::size_t logged_before = LoggedText().size();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const int outcome = OutcomeOfConnect(&host, listen.handle());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(outcome, abi::kRemoteError);
+  EXPECT_TRUE(Logged("Too many open files", logged_before)) << LoggedText();
+}
+
+// What NCCL gets of nonsense is an error of init with one sentence.
+TEST(Nonsense, InAVariableOfOursIsRefusedByInitWithItsNameAndRange) {
+  for (const char* name :
+       {"FERRY_NCCL_CHANNELS", "FERRY_NCCL_DEVICES", "FERRY_LANES", "FERRY_WORKERS"}) {
+    for (const char* value : {"-1", "999999", " ", "0x8", "8 ", "99999999999999999999"}) {
+      const ScopedVariable variable(name, value);
+      const std::size_t logged_before = LoggedText().size();
+      EXPECT_THROW(NcclHost(FERRY_NCCL_PLUGIN, 12), std::runtime_error) << name << value;
+      EXPECT_TRUE(Logged(fmt::format("{} cannot be used: '{}' is", name, value), logged_before))
+          << LoggedText();
+    }
+  }
+}
+
 TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
   struct Table {
     const char* name;
@@ -265,6 +295,8 @@ TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
   EXPECT_EQ(with("FERRY_NCCL_CHANNELS", "nonsense"), std::pair(own, std::string()));
   EXPECT_EQ(with("NCCL_MAX_NCHANNELS", "1"), std::pair(own, std::string()));
   EXPECT_EQ(with(channels, "2"), std::pair(own, std::string("2")));
+  EXPECT_EQ(with("NCCL_NET", "Ferry"), std::pair(own, std::string("8")));
+  EXPECT_EQ(with("NCCL_NET", "Socket"), std::pair(std::string(), std::string()));
   EXPECT_EQ(with("NCCL_NET_PLUGIN", "aws"), std::pair(std::string("aws"), std::string()));
   EXPECT_EQ(table->finalize(), abi::kSuccess);
 }
@@ -295,8 +327,6 @@ TEST(Ranks, OfAnotherBuildAreRefused) {
       << LoggedText();
 }
 
-  EXPECT_EQ(with("NCCL_NET", "Ferry"), std::pair(own, std::string("8")));
-  EXPECT_EQ(with("NCCL_NET", "Socket"), std::pair(std::string(), std::string()));
 // As two builds of one commit are that have different changes.
 TEST(Ranks, WhoseFilesHaveOtherBuildIdsAreRefused) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
