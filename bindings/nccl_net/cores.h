@@ -10,9 +10,9 @@ namespace ferry::nccl_net {
 // and MPICH, Slurm). 0: unknown.
 unsigned LocalRanks(const Config::Getter& get);
 
-// This rank's share of the machine's cores, at least 1: the cores or the cgroup's CPU quota divided
-// by the ranks on this machine, and no more than the calling thread's affinity mask allows. `root`
-// precedes /proc and /sys in tests.
+// This rank's share of the machine's cores, at least 1: those of the cgroup (its CPU quota, and its
+// set of CPUs) divided by the ranks on this machine, and no more than the calling thread's affinity
+// mask allows. `root` precedes /proc and /sys in tests.
 unsigned UsableCores(const Config::Getter& get, const std::string& root = {});
 
 }  // namespace ferry::nccl_net

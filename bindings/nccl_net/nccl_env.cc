@@ -6,8 +6,13 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
+#include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/set_variables.h"
 #include "ferry/core/config.h"
 #include "ferry/net/nccl_abi/abi.h"
 
@@ -22,27 +27,35 @@ namespace abi = net::plugin::abi;
 
 constexpr const char* kPluginVariable = "NCCL_NET_PLUGIN";
 
-bool IsSet(const char* name) {
+std::string_view ValueOf(const char* name) {
   const char* const text = std::getenv(name);
-  return text != nullptr && *text != '\0';
+  return text == nullptr ? std::string_view() : text;
 }
 
-int SetVariables() noexcept {
+// The channels to ask for between two ranks; 0 leaves them to NCCL.
+int ChannelsToAskFor() {
+  constexpr std::array kChosen = {"NCCL_NCHANNELS_PER_NET_PEER", "NCCL_MAX_NCHANNELS",
+                                  "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS", "FERRY_NCCL_DEVICES"};
+  for (const char* name : kChosen) {
+    if (!ValueOf(name).empty()) return 0;
+  }
+  // The network's init reports settings that cannot be used.
+  const auto config = Config::FromEnvironment([](const char* name) { return std::getenv(name); });
+  return config ? config->nccl_channels : 0;
+}
+
+int Complete() noexcept {
   try {
     Dl_info info{};
     // dladdr(3) takes the address of a function as a data pointer.
-    const bool known = ::dladdr(reinterpret_cast<const void*>(&SetVariables), &info) != 0;
-    if (!known || IsSet(kPluginVariable) || IsSet("NCCL_NET")) return abi::kSuccess;
-    (void)::setenv(kPluginVariable, info.dli_fname, /*overwrite=*/1);
-    const auto config = Config::FromEnvironment([](const char* name) { return std::getenv(name); });
-    // The network's init reports settings that cannot be used.
-    if (!config || config->nccl_channels == 0) return abi::kSuccess;
-    constexpr std::array kChosen = {"NCCL_NCHANNELS_PER_NET_PEER", "NCCL_MAX_NCHANNELS",
-                                    "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS", "FERRY_NCCL_DEVICES"};
-    for (const char* name : kChosen) {
-      if (IsSet(name)) return abi::kSuccess;
+    const bool known = ::dladdr(reinterpret_cast<const void*>(&Complete), &info) != 0;
+    if (!known || !ValueOf(kPluginVariable).empty()) return abi::kSuccess;
+    if (!AllowsThisPlugin(ValueOf("NCCL_NET"))) return abi::kSuccess;
+    std::vector<std::pair<std::string, std::string>> variables{{kPluginVariable, info.dli_fname}};
+    if (const int channels = ChannelsToAskFor(); channels != 0) {
+      variables.emplace_back("NCCL_NCHANNELS_PER_NET_PEER", std::to_string(channels));
     }
-    (void)::setenv(kChosen[0], std::to_string(config->nccl_channels).c_str(), /*overwrite=*/1);
+    SetVariables(variables);
   } catch (const std::exception& error) {
     Warn(error.what());
   }
@@ -51,12 +64,12 @@ int SetVariables() noexcept {
 
 int InitEnvV1(std::uint8_t /*major*/, std::uint8_t /*minor*/, std::uint8_t /*patch*/,
               const char* /*suffix*/) {
-  return SetVariables();
+  return Complete();
 }
 int InitEnvV2(std::uint8_t /*major*/, std::uint8_t /*minor*/, std::uint8_t /*patch*/,
               const char* /*suffix*/, abi::Logger logger) {
   SetLogger(logger);
-  return SetVariables();
+  return Complete();
 }
 
 int FinalizeEnv() { return abi::kSuccess; }

@@ -9,10 +9,12 @@
 #include <array>
 #include <bit>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 
 #include "bindings/nccl_net/plugin.h"
 #include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/set_variables.h"
 #include "bindings/nccl_net/tuner.h"
 
 namespace ferry::nccl_net {
@@ -31,8 +33,13 @@ constexpr int kPeerChannelsBySpeed = 22900;
 // Eight channels for a device of 100 Gb/s. Eight carried 2.4 to 2.8 GB/s each; for 3, NCCL creates
 // four channels, which were slower (12 GB/s instead of 20).
 constexpr int kChannelGigabytes = 2;
+constexpr int kChannelGigabytesOfNccl = 14;  // by itself
+constexpr int kChannelsBefore229 = 2;        // that NCCL creates by itself, at least
 constexpr int kMaxDevices = 32;
-constexpr int kMaxMegabitsOfDevice = 20'000;
+constexpr int kMaxChannels = 64;  // of NCCL
+// All devices but one must not fill a link of 12 GB/s (PCIe 3, x16): NCCL creates no channels for
+// devices beyond those that fill it, and the links of two nodes may differ.
+constexpr int kMaxMegabitsOfOthers = 80'000;
 
 // NCCL variables that bound the number of channels, which a minimum set here could exceed.
 constexpr std::array kBounds = {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS",
@@ -43,29 +50,52 @@ std::string_view ValueOf(const Config::Getter& get, const char* name) {
   return text == nullptr ? std::string_view() : text;
 }
 
-// 0 where the variable is not set, or not a number.
-int NumberOf(const Config::Getter& get, const char* name) {
-  return static_cast<int>(std::strtol(std::string(ValueOf(get, name)).c_str(), nullptr, 0));
+// As NCCL reads it, in any base. 0 where the variable is not set, or not a number.
+int NumberIn(std::string_view text) {
+  constexpr long long kMax = std::numeric_limits<int>::max();
+  const long long number = std::strtoll(std::string(text).c_str(), nullptr, 0);
+  return static_cast<int>(std::clamp(number, -kMax, kMax));
 }
 
-bool IsOurs(std::string_view net) {
-  return net.empty() || ::strcasecmp(std::string(net).c_str(), kPluginName) == 0;
+// NCCL rounds numbers of channels up to powers of two.
+int RoundedUp(int channels) {
+  return static_cast<int>(
+      std::bit_ceil(static_cast<unsigned>(std::clamp(channels, 1, kMaxChannels))));
 }
 
-// The channels between two ranks of different machines that NCCL creates by itself, or by what the
-// user has set.
-int ChannelsWithoutRequest(const Config::Getter& get, const NcclFacts& facts, std::size_t devices) {
-  if (const int set = NumberOf(get, kPeerChannels); set > 0) return set;
-  const int shown = static_cast<int>(devices);
-  int channels = facts.version < kPeerChannelsBySpeed ? std::max(shown, 2) : shown;
-  for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS"}) {
-    if (const int most = NumberOf(get, bound); most > 0) channels = std::min(channels, most);
+// The channels between two ranks of different machines that NCCL will probably create, by its
+// variables and what `request` sets of them.
+int PeerChannelsOf(const NcclRequest& request, const Config::Getter& get, const NcclFacts& facts) {
+  const auto number = [&](const char* name) {
+    for (const auto& [each, value] : request.variables) {
+      if (each == name) return NumberIn(value);
+    }
+    return NumberIn(ValueOf(get, name));
+  };
+  const int devices = static_cast<int>(request.devices);
+  int channels = number(kPeerChannels);
+  if (channels <= 0 && facts.version >= kPeerChannelsBySpeed) {
+    const int set = number(kChannelSpeed);
+    const int gigabytes = set > 0 ? set : kChannelGigabytesOfNccl;
+    channels = std::max(devices, (facts.megabits / 8000 - 1) / gigabytes + 1);
+  } else if (channels <= 0) {
+    channels = std::max(devices, kChannelsBefore229);
   }
-  return channels;
+  // Collectives have the minimum, or two for each device; send and receive have no more.
+  if (const int least = number(kMinChannels); least > 0) {
+    channels = std::min(channels, std::max(least, 2 * devices));
+  }
+  for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"}) {
+    // NCCL takes less than 1 for 1.
+    if (!ValueOf(get, bound).empty()) channels = std::min(channels, std::max(number(bound), 1));
+  }
+  if (const int most = number("NCCL_MAX_CTAS"); most > 0) channels = std::min(channels, most);
+  return RoundedUp(channels);
 }
 
 // NCCL 2.28 creates more channels between two ranks for more devices only.
 void ShowDevices(int channels, const NcclFacts& facts, NcclRequest* request) {
+  if (channels <= kChannelsBefore229) return;
   const bool alone = facts.local_ranks == 1 || (facts.local_ranks == 0 && facts.gpus.count == 1);
   if (!alone || facts.gpus.link != GpuLink::kDirect) {
     request->hint = fmt::format(
@@ -75,10 +105,8 @@ void ShowDevices(int channels, const NcclFacts& facts, NcclRequest* request) {
         channels);
     return;
   }
-  // NCCL rounds their number up to a power of two.
-  request->devices = static_cast<std::size_t>(std::min(channels / 2 + 1, kMaxDevices));
-  request->max_megabits = kMaxMegabitsOfDevice;
-  request->peer_channels = channels;
+  // The fewest that NCCL rounds up to as many channels.
+  request->devices = static_cast<std::size_t>(std::min(RoundedUp(channels) / 2 + 1, kMaxDevices));
 }
 
 // Asks for channels of send and receive in the way that this version of NCCL has.
@@ -87,18 +115,10 @@ void AskForPeerChannels(int channels, const Config& settings, const Config::Gett
   if (!ValueOf(get, kPeerChannels).empty()) return;
   if (facts.version < kPeerChannelsReadFirst) {
     request->variables.emplace_back(kPeerChannels, std::to_string(channels));
-    request->peer_channels = channels;
   } else if (facts.version < kPeerChannelsBySpeed) {
     if (!settings.IsSet("nccl_devices")) ShowDevices(channels, facts, request);
-  } else {
-    if (ValueOf(get, kChannelSpeed).empty()) {
-      request->variables.emplace_back(kChannelSpeed, std::to_string(kChannelGigabytes));
-    }
-    // As NCCL computes it.
-    const int by_speed = (facts.megabits / 8000 + kChannelGigabytes - 1) / kChannelGigabytes;
-    const auto rounded = std::bit_ceil(static_cast<unsigned>(std::max(by_speed, 1)));
-    request->peer_channels =
-        std::max(std::min(static_cast<int>(rounded), channels), static_cast<int>(request->devices));
+  } else if (ValueOf(get, kChannelSpeed).empty()) {
+    request->variables.emplace_back(kChannelSpeed, std::to_string(kChannelGigabytes));
   }
 }
 
@@ -133,23 +153,30 @@ void AskForChannels(const Config& settings, const Config::Getter& get, const Ncc
   const std::string_view set = ValueOf(get, kMinChannels);
   if (set.empty()) request->variables.emplace_back(kMinChannels, wanted);
   // Judge by the number and not by who set it: processes inherit variables.
-  if (channels >= kFewChannels && (set.empty() || set == wanted))
+  if (channels >= kFewChannels && (set.empty() || NumberIn(set) == channels)) {
     request->tuned_channels = channels;
+  }
   AskForPeerChannels(channels, settings, get, facts, request);
 }
 
 }  // namespace
 
+bool AllowsThisPlugin(std::string_view nccl_net) {
+  return nccl_net.empty() || ::strcasecmp(std::string(nccl_net).c_str(), kPluginName) == 0;
+}
+
 NcclRequest RequestOf(const Config& settings, const Config::Getter& get, const NcclTuner& tuner,
                       const NcclFacts& facts) {
   NcclRequest request;
   request.devices = static_cast<std::size_t>(settings.nccl_devices);
-  request.peer_channels = ChannelsWithoutRequest(get, facts, request.devices);
-  if (IsOurs(ValueOf(get, "NCCL_NET")) && settings.nccl_channels != 0) {
+  if (AllowsThisPlugin(ValueOf(get, "NCCL_NET")) && settings.nccl_channels != 0) {
     AskForChannels(settings, get, tuner, facts, &request);
   }
-  if (facts.version < kPeerChannelsBySpeed && request.devices > 1)
+  request.peer_channels = PeerChannelsOf(request, get, facts);
+  if (facts.version < kPeerChannelsBySpeed && request.devices > 1) {
     request.gpu_link = facts.gpus.link;
+    request.max_megabits = kMaxMegabitsOfOthers / (static_cast<int>(request.devices) - 1);
+  }
   return request;
 }
 
@@ -157,9 +184,9 @@ void Ask(const NcclRequest& request) {
   TuneForChannels(request.tuned_channels);
   if (!request.warning.empty()) Warn(request.warning);
   if (!request.hint.empty()) InformInit(request.hint);
+  SetVariables(request.variables);
   std::string said;
   for (const auto& [name, value] : request.variables) {
-    (void)::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
     said += fmt::format("{}{}={}", said.empty() ? "" : ", ", name, value);
   }
   if (said.empty()) return;

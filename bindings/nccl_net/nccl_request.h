@@ -3,6 +3,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,7 +37,7 @@ struct NcclRequest {
   // the same: one rank per machine, and GPUs that are connected to the CPU directly. Collectives
   // get two channels for each device, with 9 MiB of pinned memory in each direction.
   std::size_t devices = 1;
-  // The highest speed that a device may state: five must not fill a GPU's link, whose speed may
+  // The highest speed that a device may state: several must not fill a GPU's link, whose speed may
   // differ between nodes.
   int max_megabits = std::numeric_limits<int>::max();
   // The connection of the GPUs, where NCCL computes channels by it.
@@ -51,14 +52,16 @@ struct NcclRequest {
   std::string hint;  // how to get more channels, where this plugin cannot ask for them
 };
 
+// `nccl_net`: the value of NCCL_NET, empty where it is not set.
+bool AllowsThisPlugin(std::string_view nccl_net);
+
 // Asks for FERRY_NCCL_CHANNELS channels (8, since more take more of the GPU; 0: asks for none), for
 // collectives and between two ranks. Asks for nothing if the user bounds NCCL's channels, uses
 // another tuner or uses another network.
 NcclRequest RequestOf(const Config& settings, const Config::Getter& get, const NcclTuner& tuner,
                       const NcclFacts& facts);
 
-// Sets the variables and reports them in NCCL's log. No other thread may read the environment
-// meanwhile (docs/gotchas.md).
+// Sets the variables (set_variables.h) and reports them in NCCL's log.
 void Ask(const NcclRequest& request);
 
 // What ncclGetVersion() returns, of the library that contains the code at `nccl`. Returns nothing

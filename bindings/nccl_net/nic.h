@@ -18,7 +18,7 @@ struct Nic {
   std::vector<net::LocalAddress> addresses;  // that peers may be told
 };
 
-// `addresses`: at least one.
-Nic FindNic(std::vector<net::LocalAddress> addresses);
+// `addresses`: at least one. `root` precedes /sys in tests.
+Nic FindNic(std::vector<net::LocalAddress> addresses, const std::string& root = {});
 
 }  // namespace ferry::nccl_net

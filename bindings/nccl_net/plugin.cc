@@ -103,6 +103,12 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(int oldest) {
   if (auto engine = process.engine.lock()) return engine;
   const Config::Getter get = [](const char* name) { return std::getenv(name); };
   const std::uint64_t descriptors = RaiseDescriptorLimit();
+  if (descriptors != 0 && descriptors < kFewDescriptors) {
+    Warn(
+        fmt::format("this process may have only {} descriptors, and each peer takes up to 48; "
+                    "raise the hard limit (ulimit -Hn) to {} or more",
+                    descriptors, kFewDescriptors));
+  }
   const unsigned cores = UsableCores(get);
   FERRY_TRY_ASSIGN(Settings settings, LoadSettings(get, cores));
   FERRY_TRY_ASSIGN(net::AddressChoice choice,
@@ -120,12 +126,6 @@ Result<std::shared_ptr<Engine>> EngineOfProcess(int oldest) {
   FERRY_TRY_ASSIGN(auto engine, Engine::Create(std::move(settings)));
   Ask(request);
   InformInit(fmt::format("this rank may use {} cores and {} descriptors", cores, descriptors));
-  if (descriptors != 0 && descriptors < kFewDescriptors) {
-    Warn(
-        fmt::format("this process may have only {} descriptors, and each peer takes up to 32; "
-                    "raise the hard limit (ulimit -Hn) to {} or more",
-                    descriptors, kFewDescriptors));
-  }
   process.engine = engine;
   return engine;
 }

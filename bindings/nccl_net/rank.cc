@@ -89,22 +89,23 @@ std::uint32_t BuildNumber() {
   return own.build_id.value_or(BuildOfCommit());
 }
 
-// The value that NCCL will read: 0 if the variable is not set or is not a number.
+// The value that NCCL will read, in place of a smaller one `least`: 0 if the variable is not set.
 template <class Number>
-Number ValueOf(const char* name, const NcclRequest& request, const Config::Getter& get) {
+Number ValueOf(const char* name, const NcclRequest& request, const Config::Getter& get,
+               long long least = 0) {
   const auto set = std::find_if(request.variables.begin(), request.variables.end(),
                                 [&](const auto& one) { return one.first == name; });
   const char* const text = set != request.variables.end() ? set->second.c_str() : get(name);
-  const long long value = text == nullptr ? 0 : std::strtoll(text, nullptr, 0);
+  if (text == nullptr || *text == '\0') return 0;
   constexpr long long kMax = std::numeric_limits<Number>::max();
-  return static_cast<Number>(std::clamp(value, 0LL, kMax));
+  return static_cast<Number>(std::clamp(std::strtoll(text, nullptr, 0), least, kMax));
 }
 
 // NCCL prefers the newer name of a variable over the older one.
 std::uint8_t BoundOf(const char* name, const char* older, const NcclRequest& request,
-                     const Config::Getter& get) {
-  const auto value = ValueOf<std::uint8_t>(name, request, get);
-  return value != 0 ? value : ValueOf<std::uint8_t>(older, request, get);
+                     const Config::Getter& get, long long least) {
+  const auto value = ValueOf<std::uint8_t>(name, request, get, least);
+  return value != 0 ? value : ValueOf<std::uint8_t>(older, request, get, least);
 }
 
 std::string NumberText(std::uint32_t value) {
@@ -152,8 +153,9 @@ RankWire RankOf(const NcclRequest& request, const NcclTuner& tuner, const Config
   rank.tuner = tuner.whose;
   rank.tuner_hash = tuner.hash;
   rank.devices = static_cast<std::uint8_t>(request.devices);
-  rank.min_channels = BoundOf("NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", request, get);
-  rank.max_channels = BoundOf("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", request, get);
+  rank.min_channels = BoundOf("NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", request, get, 0);
+  // NCCL takes less than 1 for 1.
+  rank.max_channels = BoundOf("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", request, get, 1);
   rank.min_ctas = ValueOf<std::uint8_t>("NCCL_MIN_CTAS", request, get);
   rank.max_ctas = ValueOf<std::uint8_t>("NCCL_MAX_CTAS", request, get);
   rank.tuned_channels = static_cast<std::uint8_t>(request.tuned_channels);
@@ -170,7 +172,8 @@ std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
   Differences found(peer);
   found.Add("the build of libnccl-net-ferry.so", fmt::format("{:08x}", own.build),
             fmt::format("{:08x}", others.build));
-  found.Add("FERRY_NCCL_DEVICES", NumberText(own.devices), NumberText(others.devices));
+  found.Add("the number of devices (set FERRY_NCCL_DEVICES=1 on all ranks)",
+            NumberText(own.devices), NumberText(others.devices));
   found.Add("NCCL_MIN_NCHANNELS (which FERRY_NCCL_CHANNELS sets)", NumberText(own.min_channels),
             NumberText(others.min_channels));
   found.Add("NCCL_MAX_NCHANNELS", NumberText(own.max_channels), NumberText(others.max_channels));

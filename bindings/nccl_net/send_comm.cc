@@ -69,10 +69,12 @@ Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swif
   if (routes.paths.empty()) {
     std::string text;
     for (const net::Address& at : address.at) text += (text.empty() ? "" : ", ") + at.ToString();
+    // A look-up that failed has left no trace in the routes.
+    const auto source = net::SourceTo(address.at.front());
     return Error(Code::kPeerLost,
                  fmt::format("there is no route to the peer's {} by an interface that "
-                             "FERRY_INTERFACES or NCCL_SOCKET_IFNAME allows",
-                             text));
+                             "FERRY_INTERFACES or NCCL_SOCKET_IFNAME allows{}",
+                             text, source ? "" : "; " + source.error().message()));
   }
   comm->paths_ = routes.paths;
   // Comms start with different paths.

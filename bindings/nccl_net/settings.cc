@@ -41,8 +41,11 @@ Status LoadSelection(const Config::Getter& get, Settings* settings) {
   selection = fmt::format("FERRY_INTERFACES={}", config.interfaces);
   if (const char* names = get("NCCL_SOCKET_IFNAME");
       names != nullptr && !config.IsSet("interfaces")) {
-    FERRY_TRY(config.Set("interfaces", net::InterfacesOfNccl(names), "NCCL_SOCKET_IFNAME"));
     selection = fmt::format("NCCL_SOCKET_IFNAME={}", names);
+    auto set = config.Set("interfaces", net::InterfacesOfNccl(names), "NCCL_SOCKET_IFNAME");
+    if (!set) {
+      return Error(set.error().code(), fmt::format("{}: {}", selection, set.error().message()));
+    }
   }
   const char* const family = get("NCCL_SOCKET_FAMILY");
   settings->family = net::FamilyOfNccl(family);

@@ -32,13 +32,12 @@ struct Settings {
 // `cores` that this rank may use. Errors: kInvalidArgument naming variable, value and range.
 Result<Settings> LoadSettings(const Config::Getter& get, unsigned cores);
 
-// Bulk lanes of each comm where FERRY_LANES is not set: a peer has a comm per channel, and 8 to 16
-// sockets in each direction are enough for all of them. Over eight channels, one bulk lane each was
-// as fast as four.
+// Bulk lanes of each comm where FERRY_LANES is not set: a peer has a comm per channel, and together
+// these have 16 bulk lanes in each direction, but a comm has no more than there are workers.
 std::size_t BulkLanes(int channels, std::size_t workers);
 
 // Raises the descriptor limit to the hard limit, at most 65536: two ranks that send to each other
-// have 32 lanes over eight channels, and soft limits of 1024 are common. Returns the new soft
+// have 48 lanes over eight channels, and soft limits of 1024 are common. Returns the new soft
 // limit, 0 where it is unknown.
 std::uint64_t RaiseDescriptorLimit();
 

@@ -191,10 +191,11 @@ Result<std::string> SourceTo(const Address& to) {
   FERRY_TRY_ASSIGN(RawAddress raw, ToRaw({to.host, kAnyPort}));
   // Connecting a datagram socket looks up the route and sends nothing.
   const UniqueFd probe(::socket(raw.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!probe) return ErrnoError(fmt::format("cannot look up the route to {}", to.host), errno);
   RawAddress local;
   local.length = sizeof local.storage;
   auto* name = reinterpret_cast<sockaddr*>(&local.storage);  // as in RawAddress::get()
-  if (!probe || ::connect(probe.get(), raw.get(), raw.length) != 0 ||
+  if (::connect(probe.get(), raw.get(), raw.length) != 0 ||
       ::getsockname(probe.get(), name, &local.length) != 0) {
     const Error plain = ErrnoError(fmt::format("there is no route to {}", to.host), errno);
     return Error(Code::kPeerLost, plain.message());

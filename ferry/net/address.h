@@ -68,7 +68,7 @@ struct Route {
   std::string source;  // the local address
 };
 // `to` must be numeric. Sends nothing. Errors: kInvalidArgument (not numeric), kPeerLost (no
-// route).
+// route), kUnavailable (no descriptor is left).
 Result<Route> RouteTo(const Address& to);
 
 // Whether a list such as "eth0,eth1" or "ens*" allows an interface; a list that begins with "^"

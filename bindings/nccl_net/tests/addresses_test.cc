@@ -118,8 +118,10 @@ TEST_F(Addresses, ARankThatIsRefusedIsToldByTheOneThatIsReached) {
   listening_->Command("accept");
   testing::AskedPeer connecting = PeerInside({{"FERRY_NCCL_DEVICES", "5"}});
   connecting->Command(ConnectCommand());
-  EXPECT_THAT(FailureIn(connecting), HasSubstr("FERRY_NCCL_DEVICES is 5 here and 1 at"));
-  EXPECT_THAT(FailureIn(listening_), HasSubstr("FERRY_NCCL_DEVICES is 1 here and 5 at"));
+  EXPECT_THAT(FailureIn(connecting),
+              HasSubstr("FERRY_NCCL_DEVICES=1 on all ranks) is 5 here and 1 at"));
+  EXPECT_THAT(FailureIn(listening_),
+              HasSubstr("FERRY_NCCL_DEVICES=1 on all ranks) is 1 here and 5 at"));
 }
 
 TEST_F(Addresses, OneThatDoesNotAnswerHardlyDelaysTheNext) {

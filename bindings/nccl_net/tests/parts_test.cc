@@ -8,11 +8,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,8 +25,10 @@
 #include "bindings/nccl_net/library_search.h"
 #include "bindings/nccl_net/nccl_request.h"
 #include "bindings/nccl_net/nccl_tuner.h"
+#include "bindings/nccl_net/nic.h"
 #include "bindings/nccl_net/rank.h"
 #include "bindings/nccl_net/report.h"
+#include "bindings/nccl_net/set_variables.h"
 #include "bindings/nccl_net/settings.h"
 #include "bindings/nccl_net/tests/testing/nccl_host.h"
 #include "bindings/nccl_net/wire.h"
@@ -65,6 +71,9 @@ TEST(NcclSettings, HearOursBeforeThoseOfNccl) {
   EXPECT_EQ(family->selection, "NCCL_SOCKET_IFNAME=ens with NCCL_SOCKET_FAMILY=AF_INET6");
   EXPECT_EQ(SettingsWith({{"NCCL_SOCKET_FAMILY", "AF_INET"}})->selection,
             "NCCL_SOCKET_FAMILY=AF_INET");
+  const auto wrong = SettingsWith({{"NCCL_SOCKET_IFNAME", " "}});
+  ASSERT_FALSE(wrong);
+  EXPECT_THAT(wrong.error().message(), HasSubstr("NCCL_SOCKET_IFNAME= : "));
 }
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -143,6 +152,30 @@ TEST(NcclRequest, ForChannelsBetweenTwoRanksDependsOnTheVersionOfNccl) {
   EXPECT_EQ(RequestWith({}, slow).peer_channels, 1);
   slow.megabits = 25'000;
   EXPECT_EQ(RequestWith({}, slow).peer_channels, 2);
+  // A user's own speed, or NCCL's where nothing is asked for.
+  for (const auto& [speed, channels] : std::map<std::string, int>{
+           {"14", 1}, {"0xC", 1}, {"6", 2}, {"1", 8}, {"0", 1}, {"-1", 1}, {"many", 1}}) {
+    EXPECT_EQ(RequestWith({{kSpeed, speed}}, FactsOf(23007)).peer_channels, channels) << speed;
+  }
+  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "0"}}, FactsOf(23007)).peer_channels, 1);
+}
+
+TEST(NcclRequest, BearsAnyNumberInTheVariablesOfNccl) {
+  for (const char* name :
+       {"NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS",
+        "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NCHANNELS_PER_NET_PEER",
+        "NCCL_P2P_PER_CHANNEL_NET_BW", "NCCL_P2P_NET_CHUNKSIZE"}) {
+    for (const char* value : {"0", "-1", "-2", "999999", " ", "0x8", "many", "-9223372036854775808",
+                              "99999999999999999999"}) {
+      for (const int version : {22403, 22707, 22809, 23007}) {
+        const NcclRequest request = RequestWith({{name, value}}, FactsOf(version));
+        EXPECT_GE(request.peer_channels, 1) << name << value << version;
+        EXPECT_LE(request.peer_channels, 64) << name << value << version;
+        EXPECT_EQ(request.devices, 1U) << name << value << version;
+        EXPECT_EQ(VariableIn(request, name), "") << name << value << version;
+      }
+    }
+  }
 }
 
 TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
@@ -174,8 +207,23 @@ TEST(NcclRequest, ShowsSeveralDevicesToNccl228WhereEveryNodeComputesTheSame) {
   facts.local_ranks = 1;
   EXPECT_EQ(RequestWith({{"FERRY_NCCL_DEVICES", "1"}}, facts).devices, 1U);
   EXPECT_EQ(RequestWith({{"NCCL_NCHANNELS_PER_NET_PEER", "8"}}, facts).devices, 1U);
-  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "4"}}, facts).devices, 3U);
-  EXPECT_EQ(RequestWith({{"FERRY_NCCL_CHANNELS", "2"}}, facts).devices, 2U);
+  for (const int few : {1, 2}) {
+    const NcclRequest request = RequestWith({{"FERRY_NCCL_CHANNELS", std::to_string(few)}}, facts);
+    EXPECT_EQ(request.devices, 1U) << few;
+    EXPECT_EQ(request.hint, "") << few;
+  }
+  for (int channels = 3; channels <= 64; ++channels) {
+    const NcclRequest request =
+        RequestWith({{"FERRY_NCCL_CHANNELS", std::to_string(channels)}}, facts);
+    const auto others = static_cast<int>(request.devices) - 1;
+    const unsigned rounded = std::bit_ceil(static_cast<unsigned>(channels));
+    EXPECT_EQ(std::bit_ceil(request.devices), std::min(rounded, 32U)) << channels;
+    EXPECT_LT(others * request.max_megabits, 96'000) << channels;
+    EXPECT_GE(request.max_megabits, 1000) << channels;
+  }
+  const NcclRequest set = RequestWith({{"FERRY_NCCL_DEVICES", "3"}}, facts);
+  EXPECT_LT(2 * set.max_megabits, 96'000);
+  EXPECT_EQ(set.gpu_link, GpuLink::kDirect);
 }
 
 TEST(NcclRequest, LeavesOneChannelToAUserWhoWantsOne) {
@@ -185,7 +233,10 @@ TEST(NcclRequest, LeavesOneChannelToAUserWhoWantsOne) {
     EXPECT_EQ(request.peer_channels, 1) << version;
     EXPECT_EQ(request.devices, 1U) << version;
   }
-  EXPECT_EQ(RequestWith({{"NCCL_MAX_NCHANNELS", "many"}}, FactsOf(22809)).peer_channels, 2);
+  // As NCCL reads it.
+  for (const char* less : {"many", "0", "-1"}) {
+    EXPECT_EQ(RequestWith({{"NCCL_MAX_NCHANNELS", less}}, FactsOf(22809)).peer_channels, 1) << less;
+  }
 }
 
 // As a process has it whose parent has asked.
@@ -193,6 +244,8 @@ TEST(NcclRequest, LimitsShortCollectivesByTheNumberOfChannelsWhoeverSetIt) {
   std::map<std::string, std::string> inherited{{"NCCL_MIN_NCHANNELS", "8"},
                                                {"NCCL_P2P_NET_CHUNKSIZE", "524288"},
                                                {"NCCL_P2P_PER_CHANNEL_NET_BW", "2"}};
+  EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
+  inherited["NCCL_MIN_NCHANNELS"] = "0x8";
   EXPECT_EQ(AskedWith(inherited), (Asked{{}, 8, 1}));
   inherited["NCCL_MIN_NCHANNELS"] = "16";
   EXPECT_EQ(AskedWith(inherited), (Asked{}));
@@ -307,7 +360,7 @@ TEST(NcclSettings, HaveAsManyWorkersAsMayPollOnManyCores) {
   EXPECT_EQ(set->spinners, 5);
 }
 
-TEST(NcclSettings, GiveAPeerSixteenToTwentyFourSocketsOverAllChannels) {
+TEST(NcclSettings, GiveAPeerSixteenToTwentyFourSocketsOverAllChannelsInEachDirection) {
   for (int channels = 1; channels <= 8; ++channels) {
     const auto lanes = BulkLanes(channels, 12);
     const auto sockets = static_cast<std::size_t>(channels) * (1 + lanes);
@@ -373,6 +426,29 @@ TEST(NcclCores, AreThoseOfTheTightestQuotaAboveThisProcess) {
   for (const char* nonsense : {"", ":", "::", "0::", "0::a", "0::/..", "x:cpu"}) {
     EXPECT_EQ(cores(nonsense, {{"/cpu.max", "nonsense"}}), all) << nonsense;
   }
+  for (const char* nonsense : {"", "max", "1000", "0 100000", "-1 100000", "100000 0", "100000 -1",
+                               "nan nan", "1e999 1", "999999999999 1"}) {
+    EXPECT_EQ(cores("0::/", {{"/cpu.max", nonsense}}), all) << nonsense;
+  }
+}
+
+// As a container has them whose ranks are not bound to cores of their own.
+TEST(NcclCores, OfTheSetOfCpusOfThisCgroupAreSharedByTheRanks) {
+  const auto cores = [](const std::string& groups, const std::string& file, const std::string& cpus,
+                        const std::string& ranks) {
+    const FakeRoot root;
+    root.Write("/proc/self/cgroup", groups);
+    root.Write("/sys/fs/cgroup" + file, cpus);
+    return UsableCores(Environment({{"LOCAL_WORLD_SIZE", ranks}}), root.path());
+  };
+  const unsigned all = cores("0::/", "/none", "", "1");
+  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "1", "1"), 1U);
+  EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", "0-1,8", "3"), 1U);
+  EXPECT_EQ(cores("7:cpuset:/a", "/cpuset/a/cpuset.effective_cpus", "5,7", "2"), 1U);
+  EXPECT_EQ(cores("0::/a", "/cpuset.cpus.effective", "0-4294967295", "1"), all);
+  for (const char* nonsense : {"", ",", "-", "0-", "3-1", "a-b", "0-x", "99999999999"}) {
+    EXPECT_EQ(cores("0::/", "/cpuset.cpus.effective", nonsense, "1"), all) << nonsense;
+  }
 }
 
 TEST(NcclCores, AreSharedByTheRanksOfTheMachine) {
@@ -380,7 +456,7 @@ TEST(NcclCores, AreSharedByTheRanksOfTheMachine) {
   EXPECT_EQ(LocalRanks(Environment({{"LOCAL_WORLD_SIZE", "8"}, {"SLURM_NTASKS_PER_NODE", "1"}})),
             8U);
   EXPECT_EQ(LocalRanks(Environment({{"SLURM_NTASKS_PER_NODE", "4"}})), 4U);
-  for (const char* nonsense : {"", "0", "-1", "8x", "many"}) {
+  for (const char* nonsense : {"", "0", "-1", "8x", "many", " 8", "0x8", "4294967296"}) {
     EXPECT_EQ(LocalRanks(Environment({{"LOCAL_WORLD_SIZE", nonsense}})), 0U) << nonsense;
   }
   EXPECT_EQ(UsableCores(Environment({{"LOCAL_WORLD_SIZE", "100000"}})), 1U);
@@ -413,6 +489,54 @@ TEST(NcclGpus, AreDirectUnderARootPortAndNotUnderASwitch) {
   root.AddDevice("0000:00:01.0/0000:01:00.0/0000:02:03.0/", "0000:05:00.0", "0x10de", "0x030200");
   EXPECT_EQ(FindGpus(root.path()).count, 3U);
   EXPECT_EQ(FindGpus(root.path()).link, GpuLink::kSwitch);
+}
+
+TEST(NcclNic, HasTheSpeedOfInterfacesWithADeviceOrOneThatIsAssumed) {
+  const FakeRoot root;
+  const auto add = [&](const std::string& name, const std::string& speed, bool device) {
+    root.Write("/sys/class/net/" + name + "/speed", speed);
+    if (device) root.Write("/sys/class/net/" + name + "/device/vendor", "0x8086");
+  };
+  const auto megabits = [&](const std::vector<std::string>& names) {
+    std::vector<net::LocalAddress> addresses;
+    for (const std::string& name : names) addresses.push_back({name, "10.0.0.1"});
+    return FindNic(addresses, root.path()).megabits;
+  };
+  add("eth0", "25000", true);
+  add("eth1", "40000", true);
+  add("veth0", "10000", false);
+  EXPECT_EQ(megabits({"eth0", "eth0"}), 25'000);  // two addresses
+  EXPECT_EQ(megabits({"eth0", "eth1"}), 65'000);
+  EXPECT_EQ(megabits({"veth0"}), 100'000);
+  EXPECT_EQ(megabits({"veth0", "eth0"}), 25'000);
+  EXPECT_EQ(megabits({"absent"}), 100'000);
+  for (const char* nonsense : {"", "-1", "0", "fast", "4294967295"}) {
+    add("odd", nonsense, true);
+    EXPECT_EQ(megabits({"odd"}), 100'000) << nonsense;
+  }
+}
+
+TEST(NcclVariables, AreSetWhileAnotherThreadReadsTheEnvironment) {
+  (void)::setenv("FERRY_TEST_SET", "", 1);
+  (void)::setenv("FERRY_TEST_LIKE", "kept", 1);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done.load()) EXPECT_STREQ(std::getenv("FERRY_TEST_LIKE"), "kept");
+  });
+  for (int i = 0; i < 200; ++i) {
+    SetVariables({{"FERRY_TEST_SET", std::to_string(i)}, {fmt::format("FERRY_TEST_{}", i), "new"}});
+    EXPECT_EQ(std::getenv("FERRY_TEST_SET"), std::to_string(i));
+  }
+  done.store(true);
+  reader.join();
+  EXPECT_STREQ(std::getenv("FERRY_TEST_0"), "new");
+  EXPECT_EQ(std::getenv("FERRY_TEST"), nullptr);
+  ASSERT_EQ(::setenv("FERRY_TEST_SET", "other", 1), 0);
+  EXPECT_STREQ(std::getenv("FERRY_TEST_SET"), "other");
+  for (int i = 0; i < 200; ++i) (void)::unsetenv(fmt::format("FERRY_TEST_{}", i).c_str());
+  (void)::unsetenv("FERRY_TEST_SET");
+  (void)::unsetenv("FERRY_TEST_LIKE");
+  EXPECT_EQ(std::getenv("FERRY_TEST_SET"), nullptr);
 }
 
 TEST(NcclWire, HandlesSayWhereToConnect) {
@@ -489,13 +613,21 @@ TEST(NcclRank, TellsEachSettingThatDiffersWithBothValues) {
       {"NCCL_MAX_CTAS", "NCCL_MAX_CTAS is not set here and 3 at 10.0.0.2:77"},
       {"NCCL_MIN_NRINGS", "(which FERRY_NCCL_CHANNELS sets) is 8 here and 3 at 10.0.0.2:77"},
       {"NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NET_CHUNKSIZE is 524288 here and 3 at 10.0.0.2:77"},
-      {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES is 1 here and 3 at 10.0.0.2:77"},
+      {"FERRY_NCCL_DEVICES", "FERRY_NCCL_DEVICES=1 on all ranks) is 1 here and 3 at 10.0.0.2:77"},
       {"NCCL_NCHANNELS_PER_NET_PEER", "NET_PEER is not set here and 3 at 10.0.0.2:77"},
       {"NCCL_P2P_PER_CHANNEL_NET_BW", "CHANNEL_NET_BW is 2 here and 3 at 10.0.0.2:77"},
       {"NCCL_TUNER_PLUGIN", "is this plugin's here and named and not found at 10.0.0.2:77"},
   };
   for (const auto& [name, said] : settings) {
     EXPECT_THAT(DifferenceText(usual, RankWith({{name, "3"}})), HasSubstr(said)) << name;
+  }
+  const auto bounded = [](const char* most) {
+    return RankWith({{"FERRY_NCCL_CHANNELS", "0"}, {"NCCL_MAX_NCHANNELS", most}});
+  };
+  for (const char* one : {"0", "-1", "many"}) {
+    EXPECT_EQ(DifferenceText(bounded("1"), bounded(one)), "") << one;
+    EXPECT_THAT(DifferenceText(bounded(""), bounded(one)),
+                HasSubstr("NCCL_MAX_NCHANNELS is not set here and 1 at 10.0.0.2:77"));
   }
   RankWire older = usual;
   older.build = 0x1234;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -144,23 +145,24 @@ TEST_P(RanksThatDiffer, AreRefusedTheOtherWayToo) {
 constexpr const char* kTunerSetting = "NCCL's tuner (NCCL_TUNER_PLUGIN, libnccl-tuner.so)";
 INSTANTIATE_TEST_SUITE_P(
     Nccl, RanksThatDiffer,
-    ::testing::Values(Setting{"Channels", "FERRY_NCCL_CHANNELS", "4",
-                              "NCCL_MIN_NCHANNELS (which FERRY_NCCL_CHANNELS sets)", "8", "4"},
-                      Setting{"Devices", "FERRY_NCCL_DEVICES", "5", "FERRY_NCCL_DEVICES", "1", "5"},
-                      Setting{"Chunk", "NCCL_P2P_NET_CHUNKSIZE", "131072", "NCCL_P2P_NET_CHUNKSIZE",
-                              "524288", "131072"},
-                      Setting{"PeerChannels", "NCCL_NCHANNELS_PER_NET_PEER", "4",
-                              "NCCL_NCHANNELS_PER_NET_PEER", "not set", "4"},
-                      Setting{"ChannelSpeed", "NCCL_P2P_PER_CHANNEL_NET_BW", "14",
-                              "NCCL_P2P_PER_CHANNEL_NET_BW", "2", "14"},
-                      Setting{"NcclBefore228", testing::kNcclVersion, "22707",
-                              "NCCL_NCHANNELS_PER_NET_PEER", "not set", "8"},
-                      Setting{"NoTuner", "NCCL_TUNER_PLUGIN", "none", kTunerSetting,
-                              "this plugin's", "none"},
-                      Setting{"MissingTuner", "NCCL_TUNER_PLUGIN", "libno-such-tuner.so",
-                              kTunerSetting, "this plugin's", "named and not found"},
-                      Setting{"InstalledTuner", "LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER,
-                              kTunerSetting, "this plugin's", "another library's"}),
+    ::testing::Values(
+        Setting{"Channels", "FERRY_NCCL_CHANNELS", "4",
+                "NCCL_MIN_NCHANNELS (which FERRY_NCCL_CHANNELS sets)", "8", "4"},
+        Setting{"Devices", "FERRY_NCCL_DEVICES", "5",
+                "the number of devices (set FERRY_NCCL_DEVICES=1 on all ranks)", "1", "5"},
+        Setting{"Chunk", "NCCL_P2P_NET_CHUNKSIZE", "131072", "NCCL_P2P_NET_CHUNKSIZE", "524288",
+                "131072"},
+        Setting{"PeerChannels", "NCCL_NCHANNELS_PER_NET_PEER", "4", "NCCL_NCHANNELS_PER_NET_PEER",
+                "not set", "4"},
+        Setting{"ChannelSpeed", "NCCL_P2P_PER_CHANNEL_NET_BW", "14", "NCCL_P2P_PER_CHANNEL_NET_BW",
+                "2", "14"},
+        Setting{"NcclBefore228", testing::kNcclVersion, "22707", "NCCL_NCHANNELS_PER_NET_PEER",
+                "not set", "8"},
+        Setting{"NoTuner", "NCCL_TUNER_PLUGIN", "none", kTunerSetting, "this plugin's", "none"},
+        Setting{"MissingTuner", "NCCL_TUNER_PLUGIN", "libno-such-tuner.so", kTunerSetting,
+                "this plugin's", "named and not found"},
+        Setting{"InstalledTuner", "LD_LIBRARY_PATH", FERRY_OTHER_TUNER_FOLDER, kTunerSetting,
+                "this plugin's", "another library's"}),
     [](const auto& parameter) { return parameter.param.name; });
 
 TEST(OtherTuner, ThatIsInstalledIsFoundWithoutLoadingItAndLeavesNcclAlone) {
@@ -233,6 +235,35 @@ TEST_F(RanksWithLittle, With256DescriptorsExchangeMessagesAndAreWarned) {
   peer->ExpectLogged("this process may have only 256 descriptors");
 }
 
+TEST_F(RanksWithLittle, ThatHaveNoDescriptorLeftAreToldSoByConnect) {
+  NcclHost host(FERRY_NCCL_PLUGIN, 12);
+  NcclListen listen(&host);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  const std::size_t logged_before = LoggedText().size();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const int outcome = OutcomeOfConnect(&host, listen.handle());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(outcome, abi::kRemoteError);
+  EXPECT_TRUE(Logged("Too many open files", logged_before)) << LoggedText();
+}
+
+// What NCCL gets of nonsense is an error of init with one sentence.
+TEST(Nonsense, InAVariableOfOursIsRefusedByInitWithItsNameAndRange) {
+  for (const char* name :
+       {"FERRY_NCCL_CHANNELS", "FERRY_NCCL_DEVICES", "FERRY_LANES", "FERRY_WORKERS"}) {
+    for (const char* value : {"-1", "999999", " ", "0x8", "8 ", "99999999999999999999"}) {
+      const ScopedVariable variable(name, value);
+      const std::size_t logged_before = LoggedText().size();
+      EXPECT_THROW(NcclHost(FERRY_NCCL_PLUGIN, 12), std::runtime_error) << name << value;
+      EXPECT_TRUE(Logged(fmt::format("{} cannot be used: '{}' is", name, value), logged_before))
+          << LoggedText();
+    }
+  }
+}
+
 TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
   struct Table {
     const char* name;
@@ -264,6 +295,8 @@ TEST(Environment, OfNcclIsCompletedByThePluginForIt) {
   EXPECT_EQ(with("FERRY_NCCL_CHANNELS", "nonsense"), std::pair(own, std::string()));
   EXPECT_EQ(with("NCCL_MAX_NCHANNELS", "1"), std::pair(own, std::string()));
   EXPECT_EQ(with(channels, "2"), std::pair(own, std::string("2")));
+  EXPECT_EQ(with("NCCL_NET", "Ferry"), std::pair(own, std::string("8")));
+  EXPECT_EQ(with("NCCL_NET", "Socket"), std::pair(std::string(), std::string()));
   EXPECT_EQ(with("NCCL_NET_PLUGIN", "aws"), std::pair(std::string("aws"), std::string()));
   EXPECT_EQ(table->finalize(), abi::kSuccess);
 }
