@@ -25,13 +25,13 @@ TOOLS = {
 # handles (TRANSFER_VALUES), and no handle.
 TRANSFER_ROOMS = {
     "": ("core cuda copy net", "handshake gpu engine endpoint"),
-    "/handshake": ("core net", ""),
+    "/handshake": ("core net session", ""),
     "/memory": ("core copy", "handshake"),
     "/gpu": ("core cuda copy net", "handshake memory"),
     "/stats": ("core net", ""),
-    "/recovery": ("core net", "handshake stats"),
-    "/engine": ("core cuda copy net", "handshake memory gpu stats recovery"),
-    "/endpoint": ("core net", "handshake memory gpu stats recovery engine"),
+    "/recovery": ("core net session", "handshake stats"),
+    "/engine": ("core cuda copy net session", "handshake memory gpu stats recovery"),
+    "/endpoint": ("core net session", "handshake memory gpu stats recovery engine"),
 }
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",
                                                    "readiness.h", "region.h")}
@@ -52,6 +52,7 @@ ALLOWED = {
     "kernels": {"core", "cuda", "cuda/prim"},
     "net": {"core"},
     "net/nccl_abi": set(),
+    "session": {"core", "net"},
     "net/tcp": {"core", "net"},
     "tcpx": {"core", "cuda", "copy", "net", "net/nccl_abi", "tcpx/unpack"},
     "tcpx/unpack": {"core", "cuda", "cuda/prim", "copy"},
