@@ -59,7 +59,7 @@ ALLOWED = {
     **{"transfer" + room: {*below.split(), *("transfer/" + name for name in rooms.split())}
        for room, (below, rooms) in TRANSFER_ROOMS.items()},
     "bindings/python": {"core", "cuda", "transfer", "kernels"},
-    "bindings/nccl_net": {"core", "net", "net/nccl_abi"},
+    "bindings/nccl_net": {"core", "net", "net/nccl_abi", "session"},
     "bindings/nixl": {"core", "copy", "transfer"},
     "tools/support": {"core", "cuda", "net", "tcpx", "transfer"},
     **{"tools" + room: {"tools/support", *below} for room, below in TOOLS.items()},

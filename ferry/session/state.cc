@@ -7,6 +7,17 @@
 namespace ferry::session {
 namespace {
 
+// In the order of their enums.
+constexpr const char* kStateNames[] = {
+    "dialed",   "asking",   "proving", "agreed",  "silent", "challenged", "proved", "admitted",
+    "settling", "resuming", "moving",  "refused", "open",   "suspect",    "lost",   "ended"};
+constexpr const char* kEventNames[] = {
+    "open",    "trusted hello", "unproved hello", "challenge", "proof",   "answer",
+    "refusal", "accept",        "decline",        "settle",    "more",    "owed",
+    "settled", "hand over",     "silence",        "heard",     "timeout", "end"};
+static_assert(std::size(kStateNames) == static_cast<std::size_t>(State::kEnded) + 1 &&
+              std::size(kEventNames) == static_cast<std::size_t>(Event::kEnd) + 1);
+
 using A = Action;
 using E = Event;
 using S = State;
@@ -59,50 +70,7 @@ const Edge* Advance(State state, Event event) noexcept {
   return edge == std::end(kEdges) ? nullptr : edge;
 }
 
-const char* StateName(State state) noexcept {
-  switch (state) {
-    case S::kDialed: return "dialed";
-    case S::kAsking: return "asking";
-    case S::kProving: return "proving";
-    case S::kAgreed: return "agreed";
-    case S::kSilent: return "silent";
-    case S::kChallenged: return "challenged";
-    case S::kProved: return "proved";
-    case S::kAdmitted: return "admitted";
-    case S::kSettling: return "settling";
-    case S::kResuming: return "resuming";
-    case S::kMoving: return "moving";
-    case S::kRefused: return "refused";
-    case S::kOpen: return "open";
-    case S::kSuspect: return "suspect";
-    case S::kLost: return "lost";
-    case S::kEnded: return "ended";
-  }
-  return "unknown";
-}
-
-const char* EventName(Event event) noexcept {
-  switch (event) {
-    case E::kOpen: return "open";
-    case E::kTrustedHello: return "trusted hello";
-    case E::kUnprovedHello: return "unproved hello";
-    case E::kChallenge: return "challenge";
-    case E::kProof: return "proof";
-    case E::kAnswer: return "answer";
-    case E::kRefusal: return "refusal";
-    case E::kAccept: return "accept";
-    case E::kDecline: return "decline";
-    case E::kSettle: return "settle";
-    case E::kMore: return "more";
-    case E::kOwed: return "owed";
-    case E::kSettled: return "settled";
-    case E::kHandOver: return "hand over";
-    case E::kSilence: return "silence";
-    case E::kHeard: return "heard";
-    case E::kTimeout: return "timeout";
-    case E::kEnd: return "end";
-  }
-  return "unknown";
-}
+const char* StateName(State state) noexcept { return kStateNames[static_cast<int>(state)]; }
+const char* EventName(Event event) noexcept { return kEventNames[static_cast<int>(event)]; }
 
 }  // namespace ferry::session

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 
 namespace ferry::session::wire {
 
@@ -34,30 +35,16 @@ Code CodeFromWire(std::uint8_t code) noexcept {
 }
 
 const char* TypeName(Type type) noexcept {
-  switch (type) {
-    case Type::kHello: return "hello";
-    case Type::kWelcome: return "welcome";
-    case Type::kJoin: return "join";
-    case Type::kJoined: return "joined";
-    case Type::kRefuse: return "refuse";
-    case Type::kChallenge: return "challenge";
-    case Type::kProof: return "proof";
-    case Type::kRejoin: return "rejoin";
-    case Type::kRejoined: return "rejoined";
-    case Type::kResume: return "resume";
-    case Type::kResumed: return "resumed";
-    case Type::kConfirm: return "confirm";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"unknown", "hello",     "welcome", "join",   "joined",
+                                           "refuse",  "challenge", "proof",   "rejoin", "rejoined",
+                                           "resume",  "resumed",   "confirm"};
+  return kNames[static_cast<std::size_t>(type) < std::size(kNames) ? static_cast<int>(type) : 0];
 }
 
 const char* RoleName(Role role) noexcept {
-  switch (role) {
-    case Role::kEndpoint: return "an endpoint";
-    case Role::kNccl: return "the plugin for NCCL";
-    case Role::kPlugin: return "lanes over a network plugin";
-  }
-  return "something unknown";
+  static constexpr const char* kNames[] = {"an endpoint", "the plugin for NCCL",
+                                           "lanes over a network plugin", "something unknown"};
+  return kNames[std::min<std::size_t>(static_cast<std::size_t>(role), std::size(kNames) - 1)];
 }
 
 }  // namespace ferry::session::wire

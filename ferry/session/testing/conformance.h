@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,8 +33,13 @@ class SessionHost {
 };
 
 struct SessionTarget {
+  std::string name;
   std::function<std::unique_ptr<SessionHost>()> make;
 };
+
+inline std::ostream& operator<<(std::ostream& out, const SessionTarget& target) {
+  return out << target.name;
+}
 
 struct SessionFrame {
   wire::Header header;

@@ -36,7 +36,7 @@ class EndpointHost final : public session::testing::SessionHost {
 using session::testing::SessionConformance;
 INSTANTIATE_TEST_SUITE_P(Endpoint, SessionConformance,
                          ::testing::Values(session::testing::SessionTarget{
-                             [] { return std::make_unique<EndpointHost>(); }}));
+                             "Endpoint", [] { return std::make_unique<EndpointHost>(); }}));
 
 }  // namespace
 }  // namespace ferry::transfer
