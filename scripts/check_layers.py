@@ -54,7 +54,7 @@ ALLOWED = {
     "net/nccl_abi": set(),
     "session": {"core", "net"},
     "net/tcp": {"core", "net"},
-    "tcpx": {"core", "cuda", "copy", "net", "net/nccl_abi", "tcpx/unpack"},
+    "tcpx": {"core", "cuda", "copy", "net", "net/nccl_abi", "session", "tcpx/unpack"},
     "tcpx/unpack": {"core", "cuda", "cuda/prim", "copy"},
     **{"transfer" + room: {*below.split(), *("transfer/" + name for name in rooms.split())}
        for room, (below, rooms) in TRANSFER_ROOMS.items()},
