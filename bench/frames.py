@@ -2,6 +2,7 @@
 import pathlib
 import random
 import re
+import socket
 import struct
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,6 +20,18 @@ def frame(kind, body=b"", payload=b""):
 
 def hello(lanes=1, flags=1):
     return frame(HELLO, struct.pack("<HHI16s16sQ", VERSION, lanes, flags, random.randbytes(16), bytes(16), 1 << 20))
+
+
+def connect(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def listens(port):
+    try:
+        connect(port).close()
+        return True
+    except OSError:
+        return False
 
 
 def receive(lane, size):

@@ -10,6 +10,7 @@ commit or of two commits, a changed tree, another build type than a release's, a
 is not in the history of main, and sources that are not those of the commit. write() refuses where the
 programs have changed meanwhile. Without a file to write nothing is checked.
 """
+import argparse
 import collections
 import datetime
 import json
@@ -38,6 +39,23 @@ Build = collections.namedtuple("Build", "commit clean type sanitizer")
 
 class Refused(Exception):
     """No result may be written; the sentence says why."""
+
+
+def parser_of(doc, rounds=None):
+    """A script's parser of options, with --json, and --rounds where it has a default."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json")
+    return parser
+
+
+def run_main(main):
+    """Runs a script; a refusal ends it."""
+    try:
+        sys.exit(main())
+    except Refused as refused:
+        sys.exit(f"bench/{pathlib.Path(sys.argv[0]).name}: {refused}")
 
 
 class Samples:
@@ -172,13 +190,6 @@ def plain_environment():
     need NVLink multicast to stay off."""
     return {name: value for name, value in os.environ.items()
             if not name.startswith(("NCCL_", "TORCH_NCCL_", "FERRY_")) or name == "NCCL_NVLS_ENABLE"}
-
-
-def torch_versions():
-    """The versions of torch and its NCCL."""
-    import torch
-
-    return {"torch": torch.__version__, "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
 
 
 class Summary:

@@ -40,7 +40,6 @@ COMMANDS = {
     "kernels_h200": "bench/gpu --parts kernels",
     "python_h200": "bench/gpu --parts python",
     "link_2xh200": "bench/link --memory cuda:0 --peer-memory cuda:1",
-    "nccl_sockets_2xh200": "bench/nccl_sockets",
     "nccl_2gpu": "bench/nccl_collectives --summarize --rows ROWS",
 }
 
@@ -453,7 +452,6 @@ OPERATIONS = {
 @table("operations_2core")
 def operations(result):
     rows = []
-    against = result.get("against")
     for name, row in result["rows"].items():
         benchmark, _, count = name.partition("/")
         if count == "1000":
@@ -461,13 +459,10 @@ def operations(result):
             for other in ("1000", "60000", "200000"):
                 found = result["rows"].get(f"{benchmark}/{other}")
                 cells.append(brief(found["cpu_ns"], 1e-3) if found else "")
-            if against:
-                cells.append(brief(result["rows"].get(f"{benchmark}/60000", {}).get("against_ns"), 1e-3))
             last = result["rows"].get(f"{benchmark}/60000")
             cells.append(ratio(middle(last, "cpu_ns"), middle(row, "cpu_ns")) if last else "")
             rows.append(cells)
-    before = [f"60,000, by `{against[:12]}`"] if against else []
-    head = ["CPU time per operation, n in flight, µs", "1,000", "60,000", "200,000", *before, "growth to 60,000"]
+    head = ["CPU time per operation, n in flight, µs", "1,000", "60,000", "200,000", "growth to 60,000"]
     return grid(head, rows) + origin(result, "operations_2core")
 
 

@@ -257,10 +257,3 @@ def size_of(size):
         if size >= unit:
             return f"{size // unit} {name}"
     return f"{size} B"
-
-
-@table("nccl_sockets_2xh200")
-def nccl_sockets(result):
-    rows = [[f"{row['setting']}, {size_of(row['size'])}", spread(row["gbps"], "GB/s")]
-            for row in result["rows"].values()]
-    return grid(["threads × sockets", "median (min to max)"], rows) + origin(result, "nccl_sockets_2xh200")

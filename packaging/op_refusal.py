@@ -2,7 +2,8 @@
 
 usage: op_refusal.py [FOLDER]
 
-FOLDER has torch, and is searched last, so that tensorferry is that of this Python. Says "skipped" without torch.
+FOLDER has torch, and is searched last, so that tensorferry is that of this Python. Says "skipped" without
+torch, and where it is too old for ops of ours.
 """
 import sys
 
@@ -16,6 +17,9 @@ except ImportError:
 import tensorferry
 from tensorferry import kernels
 
+if not kernels.KERNELS_AVAILABLE:
+    print(f"skipped: ops inside torch: {torch.__version__} has none of ours")
+    sys.exit()
 x, weight = torch.randn(3, 16), torch.randn(15)
 try:
     kernels.rms_norm(x, weight)

@@ -9,6 +9,7 @@ run took. Ends with a table of times, the slowest tests, how to rerun what faile
 1 if anything failed, and 130 when interrupted, after which nothing that it started runs on.
 """
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -246,6 +247,8 @@ def run_all(steps):
     set_up.start()
     builds.configured.wait()
     results = [ctest(steps, "lint", "release", "-L", "^lint$")]
+    packages = concurrent.futures.ThreadPoolExecutor(1)
+    tested = []
     for preset in PRESETS:
         failed = builds.outcomes[preset].get()
         if failed:
@@ -255,11 +258,15 @@ def run_all(steps):
             # Several -LE leave out what matches all of them, and the presets of sanitizers have one.
             results.append(ctest(steps, preset, preset, *(["-LE", "^lint$"] if preset == "release" else [])))
         if preset == "release":
+            # Beside the tests with sanitizers, which wait for half of their time.
             set_up.join()
-            for name in ("nixl", "python"):
-                file = ROOT / "build" / name / "pytest.xml"
-                results.append(script(steps, name, file, f"scripts/test_{name}", "--from", "build/release",
-                                      "--junit", file))
+            tested = [packages.submit(test_package, steps, name) for name in ("nixl", "python")]
+    return results + [outcome.result() for outcome in tested]
+
+
+def test_package(steps, name):
+    file = ROOT / "build" / name / "pytest.xml"
+    return script(steps, name, file, f"scripts/test_{name}", "--from", "build/release", "--junit", file)
     return results
 
 
@@ -284,8 +291,7 @@ def run_only(steps, what):
     if what != "lint" and steps.run(f"{preset}.build", build + (["--target", *targets] if targets else [])):
         return [(preset, f"build failed: build/log/{preset}.build.log", ROOT / "nothing")]
     if what in ("python", "nixl"):
-        file = ROOT / "build" / what / "pytest.xml"
-        return [script(steps, what, file, f"scripts/test_{what}", "--from", "build/release", "--junit", file)]
+        return [test_package(steps, what)]
     return [ctest(steps, preset, preset, *chosen)]
 
 

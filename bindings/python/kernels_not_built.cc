@@ -1,7 +1,6 @@
 // Stands for the ops in packages that are built without the kernels (FERRY_KERNELS=OFF).
 #ifdef FERRY_WITHOUT_KERNELS
 
-#include <cstdint>
 #include <string>
 
 #include "bindings/python/errors.h"
@@ -10,22 +9,12 @@
 namespace nb = nanobind;
 
 namespace ferry::python {
-namespace {
-
-// Where an op would run.
-struct NoPlace {
-  NoPlace(int /*device*/, std::uint64_t /*stream*/) {}
-};
-
-}  // namespace
 
 // Enough for tensorferry.kernels to define its torch operators by torch's formulas.
 void BindKernels(nb::module_& module) {
   nb::module_ kernels = module.def_submodule("kernels");
   kernels.attr("is_built") = false;
   kernels.attr("has_device_code") = false;
-  nb::class_<NoPlace>(kernels, "Place")
-      .def(nb::init<int, std::uint64_t>(), nb::arg("device"), nb::arg("stream"));
   kernels.def("says_no_code", [](const std::string&) { return false; });
   kernels.def("refusal_in", [](const std::string&) { return nb::object(nb::none()); });
   kernels.def("register_torch_op", [](nb::args) { return false; });

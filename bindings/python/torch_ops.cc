@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -413,7 +414,17 @@ Tensor LseResult(TorchCall* call, const Tensor& q) {
   return call->Result(DType::kFloat32, {q.shape[0], q.shape[1]}, 2);
 }
 
-// On the CPU only: on GPUs the work is divided first, which _torch_ops.py does.
+// Divides the work among the multiprocessors of a GPU, of which Facts() has none on the CPU.
+void DivideDecode(TorchCall* call, kernels::AttentionDecodeArgs* args) {
+  if (call->Facts().multiprocessors == 0) return;
+  constexpr std::int64_t kStep = 64;  // a window may begin and end within one
+  kernels::DecodeShape shape = ShapeOf(*args);
+  if (args->window > 0) shape.most_tokens = std::min(shape.most_tokens, args->window + kStep);
+  args->plan = kernels::PlanDecode(shape, call->Facts());
+  const std::int64_t floats = kernels::DecodeWorkspace(shape, args->plan.splits);
+  if (floats > 0) args->workspace = call->Workspace(floats);
+}
+
 template <bool kLse>
 void AttentionDecode(TorchValue* stack) {
   TorchCall call(stack, "TTTTTnnnnnM", 0);
@@ -431,6 +442,7 @@ void AttentionDecode(TorchValue* stack) {
   args.softcap = call.Single(9);
   args.sinks = call.Maybe(10, "sinks");
   if (kLse) args.lse = LseResult(&call, args.q);
+  DivideDecode(&call, &args);
   call.Run(args, kernels::AttentionDecode, kernels::AttentionDecodeCpu);
 }
 
@@ -513,15 +525,13 @@ constexpr TorchOp kTorchOps[] = {
 };
 
 // Registers the kernel of op `name` for "CPU" or "CUDA", under the name `defined`. False where
-// torch has no stable ABI for it or the op no kernel in C++; the caller then registers one in
-// Python.
+// torch has no stable ABI for it; the caller then registers the op's formula.
 bool RegisterTorchOp(const std::string& name, const std::string& key, const std::string& defined) {
   static void* libraries[2] = {};  // for CPU and CUDA; torch keeps registrations while they live
   const bool cuda = key == "CUDA";
   torch_abi = FindTorchAbi();
   if (torch_abi == nullptr) return false;
-  const bool planned = name == "attention_decode" || name == "attention_decode_lse";
-  if (cuda && (torch_abi->current_cuda_stream == nullptr || planned)) return false;
+  if (cuda && torch_abi->current_cuda_stream == nullptr) return false;
   void*& library = libraries[cuda ? 1 : 0];
   if (library == nullptr) {
     CheckTorch(torch_abi->library_init("tensorferry", key.c_str(), "tensorferry", 0, &library),
@@ -533,7 +543,7 @@ bool RegisterTorchOp(const std::string& name, const std::string& key, const std:
     if (name == op.name)
       return torch_abi->library_impl(library, defined.c_str(), op.kernel, kAbi) == 0;
   }
-  return false;
+  throw Raised(Error(Code::kInternal, name + " is not in kTorchOps; add it there"));
 }
 
 // The code and message of this thread's last error if `text` contains it, else None.

@@ -210,6 +210,7 @@ TEST(ProviderOfPerf, LogsEachStep) {
         "listening on device [01] for .*; the handle begins ([0-9a-f]{2} ){15}[0-9a-f]{2}",
         "accepted a comm of 127.0.0.1", "connected a comm of 127.0.0.1",
         "registered [0-9]+ bytes of host memory to receive into",
+        "sending the first chunk .tag 7000000, 100000 bytes.",
         "metadata of the first chunk .tag 7000000, 100000 bytes.: 25 fragments: 4096 bytes at",
         "its request: operation 1, memory kind [0-9], size 100000, pending 0, row 0, 25 fragments",
         "the pool at [0-9]+ begins ([0-9a-f]{2} ){15}[0-9a-f]{2}",

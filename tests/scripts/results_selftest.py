@@ -369,7 +369,6 @@ ROWS = {
         "cpu_seconds_per_gb": several("s/GB"), "proxy_percent": several("%"), "copiers_percent": several("%")}
         for net in ("ferry", "null", "default", "2x8c8kt") for place in ("lo", "veth")
         for nccl in (("2.28.9", "2.30.7") if (net, place) == ("ferry", "lo") else ("2.28.9",))},
-    "nccl_sockets_2xh200": {"default": {"setting": "default", "size": 1 << 26, "gbps": several("GB/s")}},
 }
 
 
@@ -438,14 +437,6 @@ class Tables(unittest.TestCase):
         self.assertIn("| ucx put | failed in all 5 rounds |", text)
         self.assertIn("| nixl write | 2 GB/s (1 to 4), failed in 2 of 5 rounds |", text)
         self.assertNotIn("over UCX", text)
-
-    def test_what_operations_cost_before_is_shown_with_its_commit_only(self):
-        rows = {f"BmWrite/{n}": {"cpu_ns": several("ns"), "against_ns": several("ns", 777000)} for n in (1000, 60000)}
-        result = {"rows": rows, "commit": "ab" * 20, "date": "d", "machine": "m", "n": 3, "command": "c"}
-        self.assertNotIn("777", "\n".join(make_results.tables.operations(result)))
-        text = "\n".join(make_results.tables.operations({**result, "against": "cd" * 20}))
-        self.assertIn("60,000, by `cdcdcdcdcdcd`", text)
-        self.assertIn("| 777 |", text)
 
     def test_the_best_of_all_settings_of_the_sockets_counts(self):
         rows = {f"{net} {stage}": {"operation": "all_reduce", "size": 8, "net": net, "us": several("us", us),

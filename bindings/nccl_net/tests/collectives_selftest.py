@@ -16,6 +16,9 @@ import unittest
 import unittest.mock
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "bench" / "nccl_collectives"
+sys.path.insert(0, str(SCRIPT.parent))
+import intervals  # noqa: E402
+
 loader = importlib.machinery.SourceFileLoader("nccl_collectives", str(SCRIPT))
 bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("nccl_collectives", loader))
 loader.exec_module(bench)
@@ -148,25 +151,14 @@ class Logic(unittest.TestCase):
         # Those of another place or library are others.
         self.assertEqual(len(bench.plan(options, [dict(one, place="veth") for one in done])), 2)
 
-    def test_ours_is_compared_with_the_better_of_the_settings_that_were_kept(self):
-        second = [row("ferry", us) for us in (10, 90, 12)] + [row("2x8", us) for us in (24, 30, 1)] + \
-            [row("1x4c8kt", 36), row("4x4", 1), row("default", 48)]
-        table = bench.compare(self.FIRST + second)
-        self.assertEqual(len(table), 1)
-        line = table[0]
-        self.assertEqual((line["us"], line["best_socket"], line["best_us"], line["best_ratio"]), (12, "2x8", 24, 2.0))
-        self.assertEqual((line["default_ratio"], line["starts"]), (4.0, 3))
-        self.assertLessEqual(line["best_interval"][0], 2.0)
-        self.assertEqual(bench.compare(self.FIRST), [])
-
     def test_rows_with_wrong_bytes_do_not_count_but_of_the_network_that_moves_none(self):
         self.assertEqual(len(bench.figures([row("ferry", 1, wrong=3), row("null", 1, wrong=3)])), 1)
         self.assertEqual(len(bench.verdict([row("ferry", 1, wrong=3), row("null", 1, wrong=3)])), 1)
 
     def test_intervals_hold_the_ratio_and_are_the_same_each_time(self):
-        ratio, low, high = bench.median_ratio_interval([10, 11, 12, 13, 14], [10, 10, 10, 10, 11])
+        ratio, low, high = intervals.median_ratio_interval([10, 11, 12, 13, 14], [10, 10, 10, 10, 11])
         self.assertTrue(low <= ratio <= high)
-        self.assertEqual(bench.median_ratio_interval([10, 11, 12, 13, 14], [10, 10, 10, 10, 11]), (ratio, low, high))
+        self.assertEqual(intervals.median_ratio_interval([10, 11, 12, 13, 14], [10, 10, 10, 10, 11]), (ratio, low, high))
 
     def test_a_summary_has_all_starts_of_a_figure(self):
         class Kept:
@@ -184,25 +176,10 @@ class Logic(unittest.TestCase):
         self.assertEqual((ours["us"].values, ours["nccl"], ours["sockets"]), ([5, 7], "2.28.9", 40))
         self.assertIn("all_reduce 8 2x8 choosing", kept.rows)
 
-    def test_losses_agree_or_do_not(self):
-        def of(net, losses):
-            return {"case": "ddp", "net": net, "losses": losses}
-
-        same = bench.compare_losses([of("ferry", [2.0, 1.0]), of("default", [2.0, 1.0])])
-        self.assertTrue(same["identical"] and same["agrees"])
-        other = bench.compare_losses([of("ferry", [2.0, 1.0]), of("default", [2.0, 1.1])])
-        self.assertFalse(other["agrees"])
-        self.assertIsNone(bench.compare_losses([of("ferry", [1.0])]))
-
-    def test_cases_that_come_later_have_time_kept_for_them(self):
-        self.assertEqual([bench.reserved_for(case, "collectives,ddp,killed") for case in
-                          ("collectives", "ddp", "killed")], [4, 2, 0])
-
     def test_faults_are_told(self):
-        self.assertEqual(bench.verdict([row("ferry", 1, wrong=0), {"case": "killed", "noticed": True}]), [])
-        faults = bench.verdict([row("ferry", 1, wrong=3), {"case": "killed", "net": "ferry", "noticed": False},
-                                {"case": "ddp", "net": "4x4", "error": "took too long"}])
-        self.assertEqual(len(faults), 3)
+        self.assertEqual(bench.verdict([row("ferry", 1, wrong=0)]), [])
+        faults = bench.verdict([row("ferry", 1, wrong=3), {"net": "4x4", "error": "took too long"}])
+        self.assertEqual(len(faults), 2)
 
 
 class Ranks(unittest.TestCase):
@@ -212,8 +189,8 @@ class Ranks(unittest.TestCase):
         self.options = options_of()
         self.addCleanup(setattr, bench, "start_ranks", bench.start_ranks)
 
-    def run_case(self, case, net, programs, seconds=20.0):
-        def start(_case, _net, _pairs, _options, folder):
+    def run_case(self, net, programs, seconds=20.0):
+        def start(_net, _pairs, _options, folder):
             processes = []
             for rank, program in enumerate(programs):
                 out = open(os.path.join(folder, f"rank{rank}"), "w+", encoding="utf-8")
@@ -224,7 +201,7 @@ class Ranks(unittest.TestCase):
 
         bench.start_ranks = start
         begin = time.monotonic()
-        rows = bench.run_case(case, net, [], self.options, begin + seconds)
+        rows = bench.run_case(net, [], self.options, begin + seconds)
         self.assertLess(time.monotonic() - begin, seconds + 15)
         return rows
 
@@ -232,42 +209,21 @@ class Ranks(unittest.TestCase):
 
     def test_rows_of_the_first_rank_are_kept_with_the_network(self):
         program = self.LOG + f"print({json.dumps({'operation': 'all_reduce', 'size': 8, 'us': 5})!r})"
-        rows = self.run_case("collectives", "ferry", [program, "pass"])
+        rows = self.run_case("ferry", [program, "pass"])
         self.assertEqual(len(rows), 1)
         self.assertEqual((rows[0]["us"], rows[0]["net"], rows[0]["place"]), (5, "ferry", "lo"))
 
     def test_another_network_is_an_error(self):
-        rows = self.run_case("collectives", "4x4", [self.LOG, "pass"])
+        rows = self.run_case("4x4", [self.LOG, "pass"])
         self.assertIn("NCCL says of its network", rows[0]["error"])
 
     def test_a_rank_that_fails_is_an_error(self):
-        rows = self.run_case("ddp", "ferry", [self.LOG, "raise SystemExit('no luck')"])
+        rows = self.run_case("ferry", [self.LOG, "raise SystemExit('no luck')"])
         self.assertIn("no luck", rows[0]["error"])
 
     def test_ranks_that_hang_are_ended(self):
-        rows = self.run_case("ddp", "ferry", [self.LOG, "import time; time.sleep(1000)"], seconds=2)
+        rows = self.run_case("ferry", [self.LOG, "import time; time.sleep(1000)"], seconds=2)
         self.assertIn("took too long", rows[0]["error"])
-
-    DIE = "import os, time; time.sleep(3); os.kill(os.getpid(), 9)"
-
-    def test_ranks_that_notice_a_killed_one_are_well(self):
-        program = self.LOG + ("import time; print('in flight', flush=True); time.sleep(6); "
-                              "raise SystemExit('ncclRemoteError: gone')")
-        rows = self.run_case("killed", "ferry", [program, self.DIE])
-        self.assertTrue(rows[0]["noticed"])
-        self.assertEqual(rows[0]["exit_statuses"], [1])
-        self.assertLessEqual(rows[0]["seconds_to_error"], rows[0]["seconds_to_end"])
-        self.assertEqual(rows[0]["said"], ["ncclRemoteError: gone"])
-
-    def test_ranks_that_end_without_a_word_have_not_noticed(self):
-        program = self.LOG + "import time; print('in flight', flush=True); time.sleep(6); raise SystemExit(1)"
-        rows = self.run_case("killed", "ferry", [program, self.DIE])
-        self.assertFalse(rows[0]["noticed"])
-
-    def test_ranks_that_do_not_notice_are_ended(self):
-        program = self.LOG + "import time; print('in flight', flush=True); time.sleep(1000)"
-        rows = self.run_case("killed", "ferry", [program, self.DIE], seconds=8)
-        self.assertFalse(rows[0]["noticed"])
 
     def test_forks_say_what_happened_in_their_files(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -310,7 +266,7 @@ class Program(unittest.TestCase):
                                "/no/null.so", "--pairs", "all_reduce:8;send_recv:1MiB", *words], text=True, timeout=90,
                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
 
-    def test_both_stages_are_run_kept_and_compared(self):
+    def test_both_stages_are_run_and_kept(self):
         with tempfile.TemporaryDirectory() as folder:
             first = self.run_bench(folder, "--stage", "choose", "--nets", "default,2x8,1x4c2kt")
             self.assertEqual(first.returncode, 1)  # of 2x8, which does not keep the others from being measured
@@ -327,7 +283,6 @@ class Program(unittest.TestCase):
                               ("measure", "null"): 2, ("measure", "default"): 2, ("measure", "1x4c2kt"): 2})
             ours = next(row for row in rows if row.get("net") == "ferry")
             self.assertEqual((ours["channels"], ours["peer_channels"], ours["pinned_mib"]), (8, 4, 4))
-            self.assertEqual(sum(row["case"] == "comparison" for row in bench.rows_in(second.stdout)), 2)
             self.assertIn("0 starts", self.run_bench(folder, "--starts", "2", "--nets", "ferry,null,@best").stdout)
 
 

@@ -50,6 +50,11 @@ def add_rms_norm(x, residual, weight, eps=1e-6):
     return _normalised(total, weight, eps, x.dtype), total.to(x.dtype)
 
 
+def add_rms_norm_(x, residual, weight, eps=1e-6):
+    for written, value in zip((x, residual), add_rms_norm(x, residual, weight, eps)):
+        written.copy_(value)
+
+
 _LARGEST_E4M3 = 448.0
 _LEAST_SCALE = 1 / (_LARGEST_E4M3 * 512)  # of a row of zeros
 
@@ -121,6 +126,11 @@ def rope(positions, q, k, cos_sin_cache, is_neox=True):
         return torch.cat((turned.to(x.dtype), x[..., size:]), -1)
 
     return rotated(q), rotated(k)
+
+
+def rope_(positions, q, k, cos_sin_cache, is_neox=True):
+    for x, turned in zip((q, k), rope(positions, q, k, cos_sin_cache, is_neox)):
+        x.copy_(turned)
 
 
 def store_kvcache(k, v, k_cache, v_cache, slot_mapping, k_scale=1.0, v_scale=1.0):

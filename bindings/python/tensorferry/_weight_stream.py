@@ -6,6 +6,7 @@ While one bucket travels, the trainer fills another and each engine loads the on
 
 import asyncio
 import concurrent.futures
+import contextlib
 import math
 import time
 from typing import NamedTuple
@@ -292,29 +293,17 @@ class WeightReceiver:
         before a version has arrived whole. version: refuses others.
         """
         run = _Incoming(self, version, views)
-        try:
+        with run.giving_up():
             while (bucket := run.next().result()) is not None:
                 yield from run.tensors(bucket)
-        except errors.Error as error:
-            run.give_up(error)
-            raise run.failure(error) from error
-        except BaseException as error:
-            run.give_up(error)
-            raise
 
     async def receive_async(self, version=None, views=False):
         """receive() as an asynchronous iterator."""
         run = _Incoming(self, version, views)
-        try:
+        with run.giving_up():
             while (bucket := await asyncio.wrap_future(run.next())) is not None:
                 for pair in run.tensors(bucket):
                     yield pair
-        except errors.Error as error:
-            run.give_up(error)
-            raise run.failure(error) from error
-        except BaseException as error:
-            run.give_up(error)
-            raise
 
     def close(self):
         """Frees the buckets, and closes the connection."""
@@ -375,6 +364,18 @@ class _Incoming:
         self._cut = None  # of a tensor that several buckets have: (name, tensor, bytes)
         self._coming = owner.start(owner.take, self._slot, version)
         owner.version = None
+
+    @contextlib.contextmanager
+    def giving_up(self):
+        """Ends the version where it is left before its end."""
+        try:
+            yield
+        except errors.Error as error:
+            self.give_up(error)
+            raise self.failure(error) from error
+        except BaseException as error:
+            self.give_up(error)
+            raise
 
     def next(self):
         return self._coming

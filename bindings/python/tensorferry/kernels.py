@@ -16,17 +16,18 @@ try:
 except ImportError:
     torch = None
 
-# Whether the ops are our kernels, and not torch's formulas in their place, as in a package that was
-# built with FERRY_KERNELS=OFF.
-KERNELS_AVAILABLE = _core.kernels.is_built and os.environ.get(
-    "TENSORFERRY_DISABLE_KERNELS", ""
-) in ("", "0")
-
 if torch is not None:
     from tensorferry import _formulas, _torch_ops
     from torch.autograd import forward_ad
 
-_CPU = _core.kernels.Place(-1, 0)
+# Whether the ops are our kernels, and not torch's formulas in their place, as with torch before 2.10
+# and in a package that was built with FERRY_KERNELS=OFF.
+KERNELS_AVAILABLE = (
+    _core.kernels.is_built
+    and (torch is None or _torch_ops.is_native)
+    and os.environ.get("TENSORFERRY_DISABLE_KERNELS", "") in ("", "0")
+)
+
 _log = logging.getLogger(__name__)
 _without_code = set()  # GPUs whose kernels' code is not in this build
 
@@ -102,7 +103,7 @@ def _torch_op(name, *arguments, **named):
         op = getattr(torch.ops.tensorferry, name)
     try:
         return op(*arguments, **named)
-    except errors.Unsupported as error:  # of ops in Python
+    except errors.Unsupported as error:  # of autograd
         refused = error
     except RuntimeError as error:  # as which torch raises the exceptions of kernels in C++
         refusal = _core.kernels.refusal_in(str(error))
@@ -162,7 +163,7 @@ def fused_add_gelu(x, bias):
     if _is_tensor(x):
         return _torch_op("fused_add_gelu", x, bias)
     out = _empty_like(x)
-    _core.kernels.fused_add_gelu(_CPU, x, bias, out)
+    _core.kernels.fused_add_gelu(x, bias, out)
     return out
 
 
@@ -171,7 +172,7 @@ def element_wise_mul_add(a, b, c):
     if _is_tensor(a):
         return _torch_op("element_wise_mul_add", a, b, c)
     out = _empty_like(a)
-    _core.kernels.element_wise_mul_add(_CPU, a, b, c, out)
+    _core.kernels.element_wise_mul_add(a, b, c, out)
     return out
 
 
@@ -179,7 +180,7 @@ def _gated(x, name):
     if _is_tensor(x):
         return _torch_op(name, x)
     out = _empty_like(x[..., : x.shape[-1] // 2])
-    _core.kernels.gated_mul(_CPU, x, out, name)
+    _core.kernels.gated_mul(x, out, name)
     return out
 
 
@@ -203,7 +204,7 @@ def rms_norm(x, weight, eps=1e-6):
     if _is_tensor(x):
         return _torch_op("rms_norm", x, weight, eps)
     out = _empty_like(x)
-    _core.kernels.rms_norm(_CPU, x, weight, out, eps)
+    _core.kernels.rms_norm(x, weight, out, eps)
     return out
 
 
@@ -212,7 +213,7 @@ def add_rms_norm(x, residual, weight, eps=1e-6):
     if _is_tensor(x):
         return _torch_op("add_rms_norm", x, residual, weight, eps)
     out, total = _empty_like(x), _empty_like(x)
-    _core.kernels.add_rms_norm(_CPU, x, residual, weight, total, out, eps)
+    _core.kernels.add_rms_norm(x, residual, weight, total, out, eps)
     return out, total
 
 

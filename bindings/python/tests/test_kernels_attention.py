@@ -301,20 +301,6 @@ def test_torch_finds_no_fault_with_the_operator(name, arguments, named):
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"))
 
 
-@pytest.mark.parametrize(("name", "arguments", "named"), list(checked()))
-def test_the_operator_in_python_does_the_same(name, arguments, named):
-    """What torch before 2.10 has in place of the kernels in C++."""
-    from tensorferry import _torch_ops
-
-    copies = [tuple(x.clone() if torch.is_tensor(x) else x for x in arguments) for _ in range(2)]
-    ours = getattr(torch.ops.tensorferry, name)(*copies[0], **named)
-    theirs = getattr(_torch_ops, name)(*copies[1], **named)
-    ours, theirs = ((x if isinstance(x, tuple) else (x,)) for x in (ours, theirs))
-    for mine, other in zip((*(ours or ()), *copies[0]), (*(theirs or ()), *copies[1])):
-        if torch.is_tensor(mine):
-            assert torch.equal(mine, other), name
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("name", ["decode", "e4m3", "prefill", "prefill e4m3", "merge", "rope"])
 def test_graphs_capture_the_ops(name):

@@ -152,20 +152,6 @@ def test_torch_finds_no_fault_with_the_operator(name, arguments):
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"))
 
 
-def test_the_operators_in_python_do_the_same():
-    """What torch before 2.10 has in place of the kernels in C++."""
-    from tensorferry import _torch_ops
-
-    for name, arguments in arguments_of_ops():
-        copies = [tuple(x.clone() if torch.is_tensor(x) else x for x in arguments)
-                  for _ in range(2)]
-        getattr(torch.ops.tensorferry, name)(*copies[0])
-        getattr(_torch_ops, name)(*copies[1])
-        for mine, theirs in zip(*copies):
-            if torch.is_tensor(mine):
-                assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)), name
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_graphs_capture_the_ops():
     x, weight = normal((17, 256), torch.bfloat16, "cuda"), normal((256,), torch.bfloat16, "cuda")

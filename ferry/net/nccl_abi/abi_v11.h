@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ferry/net/nccl_abi/abi.h"
+#include "ferry/net/nccl_abi/abi_v9.h"
 
 // Version 11, loaded by NCCL 2.28 to 2.30. Adds init() for each communicator, whose context
 // listen() and connect() receive, and finalize().
@@ -28,28 +28,22 @@ struct PropertiesV11 {
   std::size_t max_coll_bytes = 0;
   int max_multi_request_size = 0;
 };
-static_assert(sizeof(PropertiesV11) == 112 && offsetof(PropertiesV11, ptr_support) == 24 &&
-              offsetof(PropertiesV11, reg_is_global) == 28 &&
-              offsetof(PropertiesV11, force_flush) == 32 && offsetof(PropertiesV11, speed) == 36 &&
-              offsetof(PropertiesV11, port) == 40 && offsetof(PropertiesV11, latency) == 44 &&
-              offsetof(PropertiesV11, max_comms) == 48 &&
-              offsetof(PropertiesV11, max_recvs) == 52 &&
-              offsetof(PropertiesV11, device_type) == 56 &&
-              offsetof(PropertiesV11, device_version) == 60 &&
-              offsetof(PropertiesV11, virtual_device) == 64 &&
+static_assert(kBeginsAsV9<PropertiesV11> && sizeof(PropertiesV11) == 112 &&
               offsetof(PropertiesV11, max_p2p_bytes) == 88 &&
               offsetof(PropertiesV11, max_coll_bytes) == 96 &&
               offsetof(PropertiesV11, max_multi_request_size) == 104);
 
-struct TableV11 {
-  static constexpr int kVersion = 11;
-  using Properties = PropertiesV11;
+// The tables of versions 11 and 12, which differ in their properties and virtual devices.
+template <int kNumber, class Its, int kMaxDevices>
+struct TableWithContexts {
+  static constexpr int kVersion = kNumber;
+  using Properties = Its;
 
   const char* name;
   int (*init)(void** context, std::uint64_t comm, CommConfig* config, Logger logger,
               ProfilerCallback profiler);
   int (*devices)(int* count);
-  int (*get_properties)(int device, PropertiesV11* properties);
+  int (*get_properties)(int device, Its* properties);
   int (*listen)(void* context, int device, void* handle, void** listen_comm);
   int (*connect)(void* context, int device, void* handle, void** send_comm,
                  DeviceHandle** device_handle);
@@ -69,10 +63,11 @@ struct TableV11 {
   int (*close_listen)(void* listen_comm);
   int (*get_device_mr)(void* comm, void* mr, void** device_mr);
   int (*irecv_consumed)(void* recv_comm, int count, void* request);
-  int (*make_virtual_device)(int* device, VirtualDevice<4>* properties);
+  int (*make_virtual_device)(int* device, VirtualDevice<kMaxDevices>* properties);
   int (*finalize)(void* context);
   int (*set_net_attr)(void* context, void* attributes);
 };
+using TableV11 = TableWithContexts<11, PropertiesV11, 4>;
 static_assert(sizeof(TableV11) == 176 && offsetof(TableV11, test) == 104 &&
               offsetof(TableV11, irecv_consumed) == 144 && offsetof(TableV11, finalize) == 160);
 

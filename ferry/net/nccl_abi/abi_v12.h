@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ferry/net/nccl_abi/abi.h"
+#include "ferry/net/nccl_abi/abi_v11.h"
 
 // Version 12, loaded by NCCL 2.30. Adds eight devices in a virtual one, and rail and plane.
 namespace ferry::net::plugin::abi {
@@ -29,52 +29,13 @@ struct PropertiesV12 {
   std::int16_t rail = -1;  // -1: not known
   std::int16_t plane = -1;
 };
-static_assert(sizeof(PropertiesV12) == 128 && offsetof(PropertiesV12, ptr_support) == 24 &&
-              offsetof(PropertiesV12, reg_is_global) == 28 &&
-              offsetof(PropertiesV12, force_flush) == 32 && offsetof(PropertiesV12, speed) == 36 &&
-              offsetof(PropertiesV12, port) == 40 && offsetof(PropertiesV12, latency) == 44 &&
-              offsetof(PropertiesV12, max_comms) == 48 &&
-              offsetof(PropertiesV12, max_recvs) == 52 &&
-              offsetof(PropertiesV12, device_type) == 56 &&
-              offsetof(PropertiesV12, device_version) == 60 &&
-              offsetof(PropertiesV12, virtual_device) == 64 &&
+static_assert(kBeginsAsV9<PropertiesV12> && sizeof(PropertiesV12) == 128 &&
               offsetof(PropertiesV12, max_p2p_bytes) == 104 &&
               offsetof(PropertiesV12, max_coll_bytes) == 112 &&
               offsetof(PropertiesV12, max_multi_request_size) == 120 &&
               offsetof(PropertiesV12, rail) == 124 && offsetof(PropertiesV12, plane) == 126);
 
-struct TableV12 {
-  static constexpr int kVersion = 12;
-  using Properties = PropertiesV12;
-
-  const char* name;
-  int (*init)(void** context, std::uint64_t comm, CommConfig* config, Logger logger,
-              ProfilerCallback profiler);
-  int (*devices)(int* count);
-  int (*get_properties)(int device, PropertiesV12* properties);
-  int (*listen)(void* context, int device, void* handle, void** listen_comm);
-  int (*connect)(void* context, int device, void* handle, void** send_comm,
-                 DeviceHandle** device_handle);
-  int (*accept)(void* listen_comm, void** recv_comm, DeviceHandle** device_handle);
-  int (*reg_mr)(void* comm, void* data, std::size_t bytes, int kind, void** mr);
-  int (*reg_mr_dma_buf)(void* comm, void* data, std::size_t bytes, int kind, std::uint64_t offset,
-                        int fd, void** mr);
-  int (*dereg_mr)(void* comm, void* mr);
-  int (*isend)(void* send_comm, void* data, std::size_t bytes, int tag, void* mr,
-               void* profiler_event, void** request);
-  int (*irecv)(void* recv_comm, int count, void** data, std::size_t* bytes, int* tags, void** mrs,
-               void** profiler_events, void** request);
-  int (*iflush)(void* recv_comm, int count, void** data, int* bytes, void** mrs, void** request);
-  int (*test)(void* request, int* done, int* bytes);
-  int (*close_send)(void* send_comm);
-  int (*close_recv)(void* recv_comm);
-  int (*close_listen)(void* listen_comm);
-  int (*get_device_mr)(void* comm, void* mr, void** device_mr);
-  int (*irecv_consumed)(void* recv_comm, int count, void* request);
-  int (*make_virtual_device)(int* device, VirtualDevice<8>* properties);
-  int (*finalize)(void* context);
-  int (*set_net_attr)(void* context, void* attributes);
-};
+using TableV12 = TableWithContexts<12, PropertiesV12, 8>;
 static_assert(sizeof(TableV12) == 176 && offsetof(TableV12, test) == 104 &&
               offsetof(TableV12, irecv_consumed) == 144 && offsetof(TableV12, finalize) == 160);
 

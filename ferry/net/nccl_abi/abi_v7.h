@@ -29,18 +29,21 @@ static_assert(sizeof(PropertiesV7) == 56 && offsetof(PropertiesV7, ptr_support) 
               offsetof(PropertiesV7, device_type) == 48 &&
               offsetof(PropertiesV7, device_version) == 52);
 
-struct TableV7 {
-  static constexpr int kVersion = 7;
-  using Properties = PropertiesV7;
+// The tables of versions 7 and 8, which differ in their properties and in the size of
+// registrations.
+template <int kNumber, class Its, class RegisteredBytes>
+struct TableWithDevices {
+  static constexpr int kVersion = kNumber;
+  using Properties = Its;
 
   const char* name;
   int (*init)(Logger logger);
   int (*devices)(int* count);
-  int (*get_properties)(int device, PropertiesV7* properties);
+  int (*get_properties)(int device, Its* properties);
   int (*listen)(int device, void* handle, void** listen_comm);
   int (*connect)(int device, void* handle, void** send_comm, DeviceHandle** device_handle);
   int (*accept)(void* listen_comm, void** recv_comm, DeviceHandle** device_handle);
-  int (*reg_mr)(void* comm, void* data, int bytes, int kind, void** mr);
+  int (*reg_mr)(void* comm, void* data, RegisteredBytes bytes, int kind, void** mr);
   int (*reg_mr_dma_buf)(void* comm, void* data, std::size_t bytes, int kind, std::uint64_t offset,
                         int fd, void** mr);
   int (*dereg_mr)(void* comm, void* mr);
@@ -55,6 +58,7 @@ struct TableV7 {
   int (*get_device_mr)(void* comm, void* mr, void** device_mr);
   int (*irecv_consumed)(void* recv_comm, int count, void* request);
 };
+using TableV7 = TableWithDevices<7, PropertiesV7, int>;
 static_assert(sizeof(TableV7) == 152 && offsetof(TableV7, test) == 104 &&
               offsetof(TableV7, irecv_consumed) == 144);
 

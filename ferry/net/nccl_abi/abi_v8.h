@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ferry/net/nccl_abi/abi.h"
+#include "ferry/net/nccl_abi/abi_v7.h"
 
 // Version 8, loaded by NCCL 2.20 to 2.30. Adds reg_is_global in the middle of the properties; sizes
 // of registrations are size_t.
@@ -30,32 +30,7 @@ static_assert(sizeof(PropertiesV8) == 64 && offsetof(PropertiesV8, ptr_support) 
               offsetof(PropertiesV8, device_type) == 52 &&
               offsetof(PropertiesV8, device_version) == 56);
 
-struct TableV8 {
-  static constexpr int kVersion = 8;
-  using Properties = PropertiesV8;
-
-  const char* name;
-  int (*init)(Logger logger);
-  int (*devices)(int* count);
-  int (*get_properties)(int device, PropertiesV8* properties);
-  int (*listen)(int device, void* handle, void** listen_comm);
-  int (*connect)(int device, void* handle, void** send_comm, DeviceHandle** device_handle);
-  int (*accept)(void* listen_comm, void** recv_comm, DeviceHandle** device_handle);
-  int (*reg_mr)(void* comm, void* data, std::size_t bytes, int kind, void** mr);
-  int (*reg_mr_dma_buf)(void* comm, void* data, std::size_t bytes, int kind, std::uint64_t offset,
-                        int fd, void** mr);
-  int (*dereg_mr)(void* comm, void* mr);
-  int (*isend)(void* send_comm, void* data, int bytes, int tag, void* mr, void** request);
-  int (*irecv)(void* recv_comm, int count, void** data, int* bytes, int* tags, void** mrs,
-               void** request);
-  int (*iflush)(void* recv_comm, int count, void** data, int* bytes, void** mrs, void** request);
-  int (*test)(void* request, int* done, int* bytes);
-  int (*close_send)(void* send_comm);
-  int (*close_recv)(void* recv_comm);
-  int (*close_listen)(void* listen_comm);
-  int (*get_device_mr)(void* comm, void* mr, void** device_mr);
-  int (*irecv_consumed)(void* recv_comm, int count, void* request);
-};
+using TableV8 = TableWithDevices<8, PropertiesV8, std::size_t>;
 static_assert(sizeof(TableV8) == 152 && offsetof(TableV8, test) == 104 &&
               offsetof(TableV8, irecv_consumed) == 144);
 

@@ -27,14 +27,17 @@ struct PropertiesV9 {
   std::size_t max_p2p_bytes = 0;  // of one isend()
   std::size_t max_coll_bytes = 0;
 };
-static_assert(sizeof(PropertiesV9) == 104 && offsetof(PropertiesV9, ptr_support) == 24 &&
-              offsetof(PropertiesV9, reg_is_global) == 28 &&
-              offsetof(PropertiesV9, force_flush) == 32 && offsetof(PropertiesV9, speed) == 36 &&
-              offsetof(PropertiesV9, port) == 40 && offsetof(PropertiesV9, latency) == 44 &&
-              offsetof(PropertiesV9, max_comms) == 48 && offsetof(PropertiesV9, max_recvs) == 52 &&
-              offsetof(PropertiesV9, device_type) == 56 &&
-              offsetof(PropertiesV9, device_version) == 60 &&
-              offsetof(PropertiesV9, virtual_device) == 64 &&
+// From v9 on the properties begin alike.
+template <class P>
+inline constexpr bool kBeginsAsV9 = offsetof(P, ptr_support) == 24 &&
+                                    offsetof(P, reg_is_global) == 28 &&
+                                    offsetof(P, force_flush) == 32 && offsetof(P, speed) == 36 &&
+                                    offsetof(P, port) == 40 && offsetof(P, latency) == 44 &&
+                                    offsetof(P, max_comms) == 48 && offsetof(P, max_recvs) == 52 &&
+                                    offsetof(P, device_type) == 56 &&
+                                    offsetof(P, device_version) == 60 &&
+                                    offsetof(P, virtual_device) == 64;
+static_assert(kBeginsAsV9<PropertiesV9> && sizeof(PropertiesV9) == 104 &&
               offsetof(PropertiesV9, max_p2p_bytes) == 88 &&
               offsetof(PropertiesV9, max_coll_bytes) == 96);
 

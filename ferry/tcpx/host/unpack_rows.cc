@@ -1,12 +1,15 @@
-// Reads the fragments that a plugin records for each receive.
+// Finds a plugin's pool, and reads the fragments that it records for each receive.
 #include "ferry/tcpx/host/unpack_rows.h"
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
@@ -17,6 +20,26 @@ namespace {
 constexpr const char* kNotTrusted =
     "the plugin's metadata is not to be trusted; end the connection, and check that the plugin is "
     "GPUDirect-TCPX 3.1.9 or has its layout";
+
+// The range of a fragment's address.
+constexpr std::uint64_t kMaxPoolBytes = std::uint64_t{1} << 32;
+
+struct PinnedPools {
+  std::mutex mutex;
+  std::vector<cuda::HostRegistration> pins;  // under mutex
+};
+
+// Lets the GPU read a pool in host memory, unless it can already.
+Status PinPool(cuda::DeviceApi* api, int ordinal, std::byte* pool, std::size_t bytes) {
+  // Never destroyed, because the plugin keeps its pool, and comms may outlive static storage.
+  static auto* const all = new PinnedPools;
+  const std::lock_guard lock(all->mutex);
+  FERRY_TRY_ASSIGN(const cuda::PointerInfo info, api->Inspect(pool));
+  if (info.kind != cuda::MemoryKind::kHost) return Ok();
+  FERRY_TRY_ASSIGN(auto pin, api->RegisterHost(ordinal, pool, bytes));
+  all->pins.push_back(std::move(pin));
+  return Ok();
+}
 
 Status ReadHandle(cuda::DeviceApi* api, const void* from, std::span<std::byte> into,
                   Deadline deadline) {
@@ -52,7 +75,7 @@ Status ReadHandle(cuda::DeviceApi* api, const void* from, std::span<std::byte> i
 
 }  // namespace
 
-Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* api,
+Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* api, int ordinal,
                                     Deadline deadline) {
   const abi::DeviceHandle& device = comm.device_handle();
   if (device.type != abi::kDeviceTypeUnpack || device.version != abi::kDeviceVersionUnpack ||
@@ -73,7 +96,54 @@ Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* ap
                              handle.meta == nullptr ? "no rows of metadata" : "no bounce pool",
                              kNotTrusted));
   }
-  return UnpackRows(handle, comm.plugin().has_tcpx_requests());
+  UnpackRows rows(handle, comm.plugin().has_tcpx_requests());
+  FERRY_TRY(rows.FindPool(comm.plugin(), api, ordinal));
+  return rows;
+}
+
+Status UnpackRows::FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordinal) {
+  std::byte* const base = handle_.bounce_pool;
+  cuda::PointerInfo info;
+  if (api != nullptr) {
+    FERRY_TRY_ASSIGN(info, api->Inspect(base));
+  }
+  FERRY_TRY(MeasurePool(plugin, info));
+  pool_ = Place::OnDevice(base);
+  if (api == nullptr || info.kind == cuda::MemoryKind::kDevice) return Ok();
+  copy_kind_ = cuda::CopyKind::kHostToDevice;
+  // As the stand-in may have it. Kernels can read it once it is registered.
+  if (info.kind == cuda::MemoryKind::kHost) {
+    FERRY_TRY(PinPool(api, ordinal, base, static_cast<std::size_t>(pool_bytes_)));
+  }
+  FERRY_TRY_ASSIGN(pool_, Place::OnHost(*api, ordinal, base));
+  return Ok();
+}
+
+// `info` is that of the pool's start. Uses the smaller of the sizes that the plugin and CUDA
+// report.
+Status UnpackRows::MeasurePool(const Plugin& plugin, const cuda::PointerInfo& info) {
+  const std::uint64_t reported = plugin.PoolBytes(handle_.bounce_pool);
+  // CUDA knows the allocation that contains the pool; for plain host memory it knows nothing.
+  const bool is_known = info.kind != cuda::MemoryKind::kHost && info.bytes > 0;
+  const std::uint64_t allocated =
+      is_known ? info.base + info.bytes - cuda::AddressOf(handle_.bounce_pool) : std::uint64_t{0};
+  pool_bytes_ = kMaxPoolBytes;
+  for (const std::uint64_t known : {reported, allocated}) {
+    if (known > 0) pool_bytes_ = std::min(pool_bytes_, known);
+  }
+  if (reported > 0 || allocated > 0) return Ok();
+  if (info.kind == cuda::MemoryKind::kHost) {
+    return Error(Code::kUnsupported,
+                 fmt::format("network plugin {} has its bounce pool in host memory and does not "
+                             "report its size, so received fragments cannot be checked; use a "
+                             "build of it that exports {}",
+                             plugin.name(), kPoolBytesName));
+  }
+  Log(LogLevel::kWarn, "plugin",
+      "neither CUDA nor network plugin {} reports the size of its bounce pool: fragments are "
+      "checked against the {} bytes that they can address",
+      plugin.name(), kMaxPoolBytes);
+  return Ok();
 }
 
 void UnpackRows::Map(cuda::DeviceApi* api, int ordinal) {

@@ -1,8 +1,9 @@
-// The fragment metadata that a plugin records for each receive.
+// The bounce pool of a plugin, and its records on where in it messages lie.
 #pragma once
 #include <cstdint>
 #include <span>
 
+#include "ferry/copy/device_executor.h"
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
@@ -11,15 +12,24 @@
 
 namespace ferry::net::plugin {
 
-// The records of a comm's plugin on where in its pool the pieces of messages lie.
+// The pool into which a comm's plugin receives, and its records of the pieces of each message. Both
+// are the plugin's, and stay until the comm is closed; destroy this before.
 class UnpackRows {
  public:
-  // Reads the comm's device handle, in GPU or host memory; `api` is null where there are no GPUs.
-  // Blocks until the deadline at most. Errors: kUnsupported for an unknown kind of handle, kCorrupt
-  // for an invalid one; those of DeviceApi.
-  static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, Deadline deadline);
+  // Reads the comm's device handle, in GPU or host memory, and finds out where the pool lies and
+  // how large it is, at most. `api` is null where the CPU copies; otherwise the GPU `ordinal` can
+  // read the pool: one in host memory is registered with it, for the life of the process, because
+  // all comms of a plugin share it. Blocks until the deadline at most. Errors: kUnsupported for an
+  // unknown kind of handle, and for a pool in host memory of unknown size; kCorrupt for an invalid
+  // handle; those of DeviceApi.
+  static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, int ordinal,
+                                 Deadline deadline);
 
-  std::byte* pool() const noexcept { return handle_.bounce_pool; }
+  // What fragments are offsets in. Its address is that for the CPU, where the pool is host memory.
+  const Place& pool() const noexcept { return pool_; }
+  std::uint64_t pool_bytes() const noexcept { return pool_bytes_; }
+  // How the pool is copied to GPU memory.
+  cuda::CopyKind copy_kind() const noexcept { return copy_kind_; }
   // Lets kernels of this device read the rows: registers them, where they are ordinary host memory,
   // and otherwise needs all of them pinned.
   // Where that does not work the rows stay as they are, and mapped() returns null.
@@ -34,9 +44,14 @@ class UnpackRows {
  private:
   UnpackRows(const tcpx::UnpackHandle& handle, bool has_known_requests)
       : handle_(handle), has_known_requests_(has_known_requests) {}
+  Status FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordinal);
+  Status MeasurePool(const Plugin& plugin, const cuda::PointerInfo& info);
 
   tcpx::UnpackHandle handle_;
-  bool has_known_requests_;     // requests have the layout of tcpx::Request
+  bool has_known_requests_;  // requests have the layout of tcpx::Request
+  Place pool_;
+  std::uint64_t pool_bytes_ = 0;
+  cuda::CopyKind copy_kind_ = cuda::CopyKind::kDeviceToDevice;
   cuda::HostRegistration pin_;  // where Map() has registered the rows
   std::uint64_t mapped_ = 0;    // address of handle_.meta for kernels; 0: none
 };

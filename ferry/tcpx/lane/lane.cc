@@ -3,8 +3,12 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
+
+#include "ferry/core/check.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -103,7 +107,7 @@ void PluginLane::Attach(EventLoop* loop, LaneHandler* handler) {
   // Read before the control lane may arrive at the new loop.
   const bool moves = arrived_ && !closed_;
   LeaveLoop();
-  if (receiving_ == Receiving::kPaused) receiving_ = Receiving::kOffer;
+  if (receiving_ == Receiving::kPaused) Enter(Receiving::kOffer);
   handler_ = handler;
   loop_ = loop;
   control_->target = loop;
@@ -222,12 +226,46 @@ void PluginLane::ReportSent() {
 
 // ---- receiving ----------------------------------------------------------------------------------
 
+// Each edge with its reason. In all states but kFrame, the control lane is paused before its next
+// frame.
+void PluginLane::Enter(Receiving next) {
+  struct Edge {
+    Receiving from;
+    Receiving to;
+  };
+  static constexpr Edge kEdges[] = {
+      // A frame has come whose payload is an announcement.
+      {Receiving::kFrame, Receiving::kAnnounce},
+      // The size that it announces has come.
+      {Receiving::kAnnounce, Receiving::kOffer},
+      // The user does not want the payload now.
+      {Receiving::kOffer, Receiving::kPaused},
+      // The user resumes, or is another one, to whom it has not been offered.
+      {Receiving::kPaused, Receiving::kOffer},
+      // The user has named its place, or drops it.
+      {Receiving::kOffer, Receiving::kPayload},
+      // All of it is in place, or has come and was dropped.
+      {Receiving::kPayload, Receiving::kFrame},
+      // A small payload is for GPU memory, which the control lane cannot write.
+      {Receiving::kFrame, Receiving::kSmall},
+      // It has come, and is copied.
+      {Receiving::kSmall, Receiving::kPayload},
+      // The user drops it before it has come.
+      {Receiving::kSmall, Receiving::kFrame},
+  };
+  const bool is_edge = std::any_of(std::begin(kEdges), std::end(kEdges), [&](const Edge& edge) {
+    return edge.from == receiving_ && edge.to == next;
+  });
+  FERRY_CHECK(is_edge, static_cast<int>(receiving_), static_cast<int>(next));
+  receiving_ = next;
+}
+
 Result<Placement> PluginLane::OnControlFrame(std::span<const std::byte> meta,
                                              std::uint64_t payload_bytes) {
   if (receiving_ != Receiving::kFrame) return Pause();
   if (payload_bytes == kAnnouncementBytes) {
     meta_.assign(meta.begin(), meta.end());
-    receiving_ = Receiving::kAnnounce;
+    Enter(Receiving::kAnnounce);
     place_ = {&announced_, kAnnouncementBytes};
     return Placement{Placement::Action::kPlace, {&place_, 1}};
   }
@@ -256,7 +294,7 @@ Result<Placement> PluginLane::PlaceSmall(const PayloadIn::Target& target, std::u
   small_.target = target;
   small_.bytes.resize(bytes);
   small_.place = {small_.bytes.data(), bytes};
-  receiving_ = Receiving::kSmall;
+  Enter(Receiving::kSmall);
   return Placement{Placement::Action::kPlace, {&small_.place, 1}};
 }
 
@@ -275,15 +313,15 @@ Status PluginLane::OnControlPayload() {
                              "connection was closed",
                              info_.remote, announced_, kMaxPayloadBytes));
   }
+  Enter(Receiving::kOffer);
   return Offer();
 }
 
 Status PluginLane::Offer() {
-  receiving_ = Receiving::kOffer;
   FERRY_TRY_ASSIGN(const Placement placed, handler_->OnFrame(meta_, announced_));
   if (closed_) return Ok();
   if (placed.action == Placement::Action::kPause) {
-    receiving_ = Receiving::kPaused;
+    Enter(Receiving::kPaused);
     return Ok();
   }
   FERRY_TRY(in_->Begin(announced_, TargetOf(placed)));
@@ -292,13 +330,13 @@ Status PluginLane::Offer() {
 }
 
 void PluginLane::AwaitPayload() {
-  receiving_ = Receiving::kPayload;
+  Enter(Receiving::kPayload);
   progress_.at = peer_closed_at_ = Clock::now();
   RequestTurn();
 }
 
 void PluginLane::FinishPayload() {
-  receiving_ = Receiving::kFrame;
+  Enter(Receiving::kFrame);
   const Status done = handler_->OnPayload();
   if (closed_) return;
   if (!done) return Fail(LaneLoss::kBroken, done.error());
@@ -309,7 +347,7 @@ void PluginLane::FinishPayload() {
 void PluginLane::Resume() {
   if (!arrived_ || closed_) return;
   if (receiving_ == Receiving::kPaused) {
-    receiving_ = Receiving::kOffer;
+    Enter(Receiving::kOffer);
     RequestTurn();
   } else {
     control().Resume();
@@ -323,7 +361,7 @@ void PluginLane::DiscardRest() {
     in_->DropRest();
   } else {
     // The control lane reports a small payload when it has dropped it.
-    if (receiving_ == Receiving::kSmall) receiving_ = Receiving::kFrame;
+    if (receiving_ == Receiving::kSmall) Enter(Receiving::kFrame);
     control().DiscardRest();
   }
 }

@@ -76,7 +76,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void OnControlClosed(LaneLoss loss, const Error& error);
 
  private:
-  // The state of the frame that is arriving.
+  // The state of the frame that is arriving, which Enter() alone changes.
   enum class Receiving : std::uint8_t {
     kFrame,     // none, or one that is the control lane's
     kAnnounce,  // the payload's size comes next
@@ -109,6 +109,7 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   };
 
   Lane& control() const noexcept { return *control_->lane; }
+  void Enter(Receiving next);
   void Start(Queued* queued);
   void ReportSent();
   Status Offer();

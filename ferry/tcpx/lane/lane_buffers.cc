@@ -88,8 +88,7 @@ Result<std::unique_ptr<LaneBuffers>> MakeBuffers(const LaneGpu& gpu, const Buffe
       buffers->gpu_slots = {on_gpu.data, bytes};
     }
     options.by = gpu.by;
-    options.kind =
-        shape.gpu_slots > 0 ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kHostToDevice;
+    options.kind = shape.kind;
   }
   FERRY_TRY_ASSIGN(buffers->unpacker, MakeUnpacker(gpu, options, buffers->slots.bytes));
   return buffers;

@@ -30,6 +30,8 @@ struct BufferShape {
   std::uint64_t chunk_bytes = 0;
   std::size_t slots = 0;
   std::size_t gpu_slots = 0;  // with a GPU
+  // From where the plugin leaves messages to GPU memory.
+  cuda::CopyKind kind = cuda::CopyKind::kDeviceToDevice;
 };
 
 // Errors: those of mmap(2) and of DeviceApi.

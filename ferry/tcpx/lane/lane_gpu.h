@@ -1,6 +1,5 @@
 // The GPU of a provider's lanes.
 #pragma once
-#include <cstddef>
 #include <memory>
 
 #include "ferry/core/result.h"
@@ -26,9 +25,5 @@ struct LaneGpu {
     return api->MakeCurrent(ordinal);
   }
 };
-
-// Lets the GPU read a plugin's pool in host memory, which all lanes of the process share, for the
-// life of the process. Does nothing where it is another kind of memory. Errors: those of DeviceApi.
-Status PinPool(const LaneGpu& gpu, std::byte* pool, std::size_t bytes);
 
 }  // namespace ferry::net::plugin

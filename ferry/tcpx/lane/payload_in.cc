@@ -5,16 +5,20 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
-#include "ferry/tcpx/lane/step_log.h"
 
 namespace ferry::net::plugin {
 namespace {
 
 constexpr std::chrono::seconds kOpenTimeout{1};
+// How long a chunk may wait for others to share a launch with, and how few batches make it launch
+// at once. With fewer batches in flight the GPU would wait for the next launch.
+constexpr std::chrono::microseconds kShareLaunch{6};
+constexpr std::size_t kFewBatches = 2;
 
 Status CheckMemory(cuda::DeviceApi* api, const ReceiveComm& comm) {
   const Plugin& plugin = comm.plugin();
@@ -44,49 +48,46 @@ void LogRegistered(std::size_t bytes, const char* kind) {
 Result<std::unique_ptr<PayloadIn>> PayloadIn::Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                      std::unique_ptr<ReceiveComm> comm,
                                                      const ChunkTerms& chunks) {
-  std::unique_ptr<PayloadIn> in(new PayloadIn(gpu, chunks));
-  FERRY_TRY(in->Init(api, std::move(comm)));
+  std::unique_ptr<PayloadIn> in(new PayloadIn(gpu, chunks, std::move(comm)));
+  FERRY_TRY(in->Init(api));
   return in;
 }
 
 // A plugin with a pool wants registered memory for each receive, but does not touch it. It gets GPU
 // memory, if there is a GPU. One that receives straight into memory gets GPU memory for payloads
 // that go to the GPU, where it takes such memory.
-Status PayloadIn::Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm) {
-  straight_ = comm->device_handle().type == abi::kDeviceTypeHost;
-  if (!gpu_) FERRY_TRY(CheckMemory(api, *comm));
-  const Plugin& plugin = comm->plugin();
+Status PayloadIn::Init(cuda::DeviceApi* api) {
+  if (!gpu_) FERRY_TRY(CheckMemory(api, *comm_));
   BufferShape shape;
   shape.chunk_bytes = chunks_.bytes;
   shape.slots = straight_ || gpu_ ? ReceiveComm::kWindow : 1;
-  shape.gpu_slots = !straight_ ? 1 : plugin.takes_gpu_memory() ? ReceiveComm::kWindow : 0;
-  FERRY_TRY_ASSIGN(buffers_, gpu_ ? gpu_.buffers->Take(gpu_, shape) : MakeBuffers(gpu_, shape));
-  const Deadline deadline = Deadline::After(kOpenTimeout);
-  const std::byte* pool =
-      buffers_->gpu_slots.empty() ? buffers_->slots.bytes.data() : buffers_->gpu_slots.data();
-  if (gpu_ && !straight_) {
-    FERRY_TRY_ASSIGN(const UnpackRows rows, UnpackRows::Open(*comm, gpu_.api, deadline));
-    FERRY_TRY(PinPool(gpu_, rows.pool(), plugin.PoolBytes(rows.pool())));
-    pool = rows.pool();
+  if (straight_) {
+    shape.gpu_slots = comm_->plugin().takes_gpu_memory() ? ReceiveComm::kWindow : 0;
+    if (shape.gpu_slots == 0) shape.kind = cuda::CopyKind::kHostToDevice;
+  } else {
+    FERRY_TRY_ASSIGN(
+        rows_, UnpackRows::Open(*comm_, gpu_.api, gpu_.ordinal, Deadline::After(kOpenTimeout)));
+    shape.gpu_slots = 1;
+    shape.kind = rows_->copy_kind();
   }
-  std::vector<std::unique_ptr<ReceiveComm>> comms;
-  comms.push_back(std::move(comm));
-  ReceiverOptions options;
-  options.chunk_timeout = kNoChunkTimeout;
-  options.straight = straight_;
-  options.end_timeout = std::chrono::milliseconds(0);  // the destructor has waited
-  options.watcher = MakeArrivalLog(gpu_, pool);
-  FERRY_TRY_ASSIGN(receiver_,
-                   Receiver::Create(gpu_.api, &unpacker(), std::move(comms), options, deadline));
+  FERRY_TRY_ASSIGN(buffers_, gpu_ ? gpu_.buffers->Take(gpu_, shape) : MakeBuffers(gpu_, shape));
+  if (rows_ && unpacker().reads_rows()) rows_->Map(gpu_.api, gpu_.ordinal);
+  const std::byte* const slots =
+      buffers_->gpu_slots.empty() ? buffers_->slots.bytes.data() : buffers_->gpu_slots.data();
+  watcher_ =
+      MakeArrivalLog(gpu_, rows_ ? cuda::PointerTo<const std::byte>(rows_->pool().address) : slots);
+  reads_first_ = watcher_ != nullptr;
   return RegisterSlots();
 }
 
 PayloadIn::~PayloadIn() {
-  if (receiver_ != nullptr) AwaitCopies();
+  if (buffers_ == nullptr) return;
+  AwaitCopies();
   registration_.reset();
   gpu_registration_.reset();
-  receiver_.reset();
-  if (gpu_ && buffers_ != nullptr) gpu_.buffers->Give(std::move(buffers_));
+  rows_.reset();
+  comm_.reset();
+  if (gpu_) gpu_.buffers->Give(std::move(buffers_));
 }
 
 void PayloadIn::End(std::unique_ptr<PayloadIn> in) {
@@ -100,17 +101,17 @@ void PayloadIn::End(std::unique_ptr<PayloadIn> in) {
 }
 
 Status PayloadIn::RegisterSlots() {
-  ReceiveComm& comm = receiver_->comm(0);
   if (!buffers_->gpu_slots.empty()) {
-    FERRY_TRY_ASSIGN(Registration gpu, comm.Register(buffers_->gpu_slots.data(),
-                                                     buffers_->gpu_slots.size(), /*on_gpu=*/true));
+    FERRY_TRY_ASSIGN(Registration gpu,
+                     comm_->Register(buffers_->gpu_slots.data(), buffers_->gpu_slots.size(),
+                                     /*on_gpu=*/true));
     gpu_registration_.emplace(std::move(gpu));
     LogRegistered(buffers_->gpu_slots.size(), "GPU");
   }
   if (gpu_ && !straight_) return Ok();
   FERRY_TRY_ASSIGN(Registration host,
-                   comm.Register(buffers_->slots.bytes.data(), buffers_->slots.bytes.size(),
-                                 /*on_gpu=*/!straight_));
+                   comm_->Register(buffers_->slots.bytes.data(), buffers_->slots.bytes.size(),
+                                   /*on_gpu=*/!straight_));
   registration_.emplace(std::move(host));
   LogRegistered(buffers_->slots.bytes.size(), "host");
   return Ok();
@@ -119,7 +120,7 @@ Status PayloadIn::RegisterSlots() {
 // ---- a payload ----------------------------------------------------------------------------------
 
 Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
-  if (target.gpu && !gpu_) return GpuMemoryUnsupported(receiver_->comm(0).plugin().name());
+  if (target.gpu && !gpu_) return GpuMemoryUnsupported(comm_->plugin().name());
   place_ = IoCursor(target.memory);
   host_begin_ = {};
   if (!target.memory.empty() && !target.gpu) {
@@ -131,7 +132,7 @@ Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
   to_gpu_ = target.gpu;
   // What lies in host memory already needs no GPU.
   from_slots_ = !place_.at_end() && !to_gpu_ && (straight_ || gpu_);
-  total_ = unposted_ = left_ = bytes;
+  total_ = uncut_ = left_ = bytes;
   // Nothing of the last payload is left, so a GPU that stalled during it has gone on.
   CheckStuck();
   return Ok();
@@ -139,7 +140,7 @@ Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
 
 Status PayloadIn::BeginCopy(std::span<const std::byte> payload, const Target& target) {
   FERRY_TRY(Begin(payload.size(), target));
-  unposted_ = 0;
+  uncut_ = 0;
   // All slots are free between two payloads.
   std::copy(payload.begin(), payload.end(), buffers_->slots.bytes.begin());
   std::uint64_t lowest = 0;
@@ -158,7 +159,11 @@ void PayloadIn::DropRest() {
   place_ = IoCursor();
   host_begin_ = {};
   from_slots_ = false;
-  receiver_->DropAll();
+  for (std::size_t i = launched_; i < incoming_.size(); ++i) {
+    incoming_[i].runs.clear();
+    incoming_[i].blocks = 0;
+    incoming_[i].rows = nullptr;
+  }
   if (busy()) AwaitCopies();
 }
 
@@ -167,7 +172,12 @@ void PayloadIn::AwaitCopies() {
   if (!gpu_) return;
   CheckStuck();
   if (copies_ != Copies::kEnd || unpacker().in_flight() == 0) return;
-  const Status drained = receiver_->Drain(Deadline::After(kCopyTimeout));
+  Status drained = unpacker().Drain(Deadline::After(kCopyTimeout));
+  if (drained) {
+    drained = GiveBack(std::numeric_limits<std::uint64_t>::max());
+    // The unpacker reports a refused chunk once; Progress() would take it for one in place.
+    if (!drained && !failed_) failed_ = drained.error();
+  }
   if (drained) return;
   Log(LogLevel::kError, "plugin", "at the end of a payload: {}", drained.error().message());
   if (drained.error().code() == Code::kTimedOut) {
@@ -184,79 +194,79 @@ void PayloadIn::CheckStuck() {
 }
 
 Status PayloadIn::Progress() {
+  if (failed_) return *failed_;
+  Status advanced = Advance();
+  if (!advanced) failed_ = advanced.error();
+  return advanced;
+}
+
+// One turn: post receives, take what has arrived and launch if it is time; launch the rest; report
+// what is in place and return its memory.
+Status PayloadIn::Advance() {
   if (copied_by_ticket_ != 0) {
     FERRY_TRY_ASSIGN(const std::uint64_t completed, unpacker().Completed());
-    if (completed < copied_by_ticket_) return Ok();
-    copied_by_ticket_ = left_ = 0;
+    if (completed >= copied_by_ticket_) copied_by_ticket_ = left_ = 0;
     return Ok();
   }
-  PostSome();
-  done_.clear();
-  FERRY_TRY(receiver_->Progress(&done_));
-  for (std::size_t i = 0; i < done_.size(); ++i) {
-    const std::uint64_t bytes = std::min(left_, chunks_.bytes);
-    if (from_slots_) CopyToHost(static_cast<std::size_t>(bytes));
-    ++done_chunks_;
-    left_ -= bytes;
-    received_bytes_ += bytes;
+  FERRY_TRY(Post());
+  FERRY_TRY(Take());
+  FERRY_TRY(Launch());
+  return Finish();
+}
+
+// ---- chunks that are posted ---------------------------------------------------------------------
+
+Status PayloadIn::Post() {
+  while (comm_->room() > 0) {
+    if (posted_ == incoming_.size()) {
+      if (uncut_ == 0) break;
+      incoming_.push_back(CutNext());
+    }
+    const Chunk& next = incoming_.back().chunk;
+    auto begun = comm_->Receive(next.message);
+    if (!begun) return reporter_.Named(next, begun.error());
+    if (!*begun) {
+      if (arrived_ == posted_)
+        reporter_.ReportIfLate(next, "the plugin has not begun to receive it", 0);
+      break;
+    }
+    ++posted_;
   }
-  if (!done_.empty()) CountLaunches();
-  if (!busy() && !done_.empty()) FinishPayload();
   return Ok();
 }
 
-void PayloadIn::CountLaunches() {
-  const LaunchTimes& times = receiver_->launch_times();
-  launches_->chunks.store(times.chunks, std::memory_order_relaxed);
-  launches_->nanoseconds.store(times.sum.count(), std::memory_order_relaxed);
-  launches_->longest_nanoseconds.store(times.longest.count(), std::memory_order_relaxed);
+// The slot of the next chunk is free: the comm has room, so fewer chunks than the window are not in
+// place, and they are done in order.
+PayloadIn::Incoming PayloadIn::CutNext() {
+  const auto bytes = static_cast<std::size_t>(std::min(uncut_, chunks_.bytes));
+  const bool on_gpu = gpu_registration_ && (to_gpu_ || !straight_);
+  std::byte* const slots = on_gpu ? buffers_->gpu_slots.data() : buffers_->slots.bytes.data();
+  const std::uint64_t slot = straight_ ? SlotOf(next_chunk_) : 0;
+  Incoming next;
+  next.chunk = {next_chunk_,
+                total_ - uncut_,
+                {slots + slot, bytes, chunks_.Tag(payload_, (total_ - uncut_) / chunks_.bytes),
+                 on_gpu ? gpu_registration_->mr() : registration_->mr()}};
+  next.from = rows_    ? rows_->pool()
+              : on_gpu ? Place::OnDevice(slots + slot)
+                       : buffers_->slots_place + slot;
+  PlaceNext(bytes, &next);
+  ++next_chunk_;
+  uncut_ -= bytes;
+  return next;
 }
 
-void PayloadIn::FinishPayload() {
-  ++payload_;
-  if (!logs_host_payloads_ || host_begin_.empty()) return;
-  Log(LogLevel::kInfo, "plugin", "a payload of {} bytes in host memory begins {}", total_,
-      FirstBytes(host_begin_));
-}
-
-// Chunks are done in order.
-void PayloadIn::CopyToHost(std::size_t bytes) {
-  (void)place_.CopyIn(
-      buffers_->slots.bytes.subspan(static_cast<std::size_t>(SlotOf(done_chunks_)), bytes));
-}
-
-// Chunks are done in order, so the slot of a chunk is free when fewer than the window are in
-// flight.
-void PayloadIn::PostSome() {
-  while (unposted_ > 0 && receiver_->in_flight() < ReceiveComm::kWindow) {
-    const auto bytes = static_cast<std::size_t>(std::min(unposted_, chunks_.bytes));
-    const bool on_gpu = gpu_registration_ && (to_gpu_ || !straight_);
-    std::byte* const slots = on_gpu ? buffers_->gpu_slots.data() : buffers_->slots.bytes.data();
-    const std::uint64_t slot = straight_ ? SlotOf(next_chunk_) : 0;
-    const Message message{slots + slot, bytes,
-                          chunks_.Tag(payload_, (total_ - unposted_) / chunks_.bytes),
-                          on_gpu ? gpu_registration_->mr() : registration_->mr()};
-    ChunkPlace place = TakePlace(bytes);
-    place.from = on_gpu ? Place::OnDevice(slots + slot) : buffers_->slots_place + slot;
-    receiver_->Receive(0, {next_chunk_, total_ - unposted_, message}, std::move(place));
-    ++next_chunk_;
-    unposted_ -= bytes;
-  }
-}
-
-// Takes the next `bytes` of the placement; no runs for a payload that the unpacker does not touch.
-ChunkPlace PayloadIn::TakePlace(std::size_t bytes) {
-  ChunkPlace place;
-  if (place_.at_end() || (from_slots_ && straight_)) return place;
+// Takes the next `bytes` of the placement.
+void PayloadIn::PlaceNext(std::size_t bytes, Incoming* next) {
+  if (place_.at_end() || (from_slots_ && straight_)) return;
   if (from_slots_) {
-    place.runs.push_back({0, bytes});
-    place.to = buffers_->slots_place + SlotOf(next_chunk_);
-    return place;
+    next->runs.push_back({0, bytes});
+    next->to = buffers_->slots_place + SlotOf(next_chunk_);
+    return;
   }
   std::uint64_t lowest = 0;
-  place.runs = TakeRuns(bytes, &lowest);
-  place.to = Place{lowest, lowest};
-  return place;
+  next->runs = TakeRuns(bytes, &lowest);
+  next->to = Place{lowest, lowest};
 }
 
 // Offsets are from the lowest address.
@@ -276,6 +286,188 @@ std::vector<PostedRun> PayloadIn::TakeRuns(std::size_t bytes, std::uint64_t* low
   }
   for (PostedRun& run : runs) run.offset -= *lowest;
   return runs;
+}
+
+// ---- chunks that have arrived -------------------------------------------------------------------
+
+Status PayloadIn::Take() {
+  while (arrived_ < posted_) {
+    Incoming& oldest = incoming_[arrived_];
+    const auto arrival = comm_->Test();
+    if (!arrival) return reporter_.Named(oldest.chunk, arrival.error());
+    if (!arrival->done) {
+      reporter_.ReportIfLate(oldest.chunk, "nothing has come", posted_ - arrived_);
+      break;
+    }
+    oldest.arrival_time = Clock::now();
+    if (const Status read = Read(*arrival, &oldest); !read) {
+      return reporter_.Named(oldest.chunk, read.error());
+    }
+    ++arrived_;
+    if (IsDue()) FERRY_TRY(Launch());
+  }
+  return Ok();
+}
+
+// Finds out where the pieces of a chunk lie.
+Status PayloadIn::Read(const ReceiveComm::Arrival& arrival, Incoming* incoming) {
+  const std::size_t bytes = incoming->chunk.message.bytes;
+  const Fragment whole{0, static_cast<std::uint32_t>(bytes), 0};
+  std::span<const Fragment> fragments(&whole, 1);
+  if (rows_) {
+    FERRY_TRY_ASSIGN(fragments, rows_->Read(arrival));
+  } else if (arrival.bytes >= 0 && static_cast<std::size_t>(arrival.bytes) != bytes) {
+    return Error(Code::kCorrupt, fmt::format("{} bytes have come; see that both sides use the same "
+                                             "plugin and chunk size",
+                                             arrival.bytes));
+  }
+  incoming->first_block = blocks_.size();
+  if (!incoming->runs.empty()) {
+    const PostedReceive receive{rows_ ? rows_->pool_bytes() : bytes, bytes, incoming->runs};
+    const bool for_gpu =
+        rows_ && !fragments.empty() && !reads_first_ && receive.runs.size() <= kMaxMessageRuns;
+    incoming->rows = for_gpu ? rows_->mapped(fragments) : nullptr;
+    if (incoming->rows != nullptr) {
+      incoming->row_count = fragments.size();
+      FERRY_TRY(
+          CheckMessage({fragments.size(), receive.pool_bytes, bytes, TotalBytes(receive.runs)}));
+    } else {
+      // Blocks of all chunks that wait for a launch lie in one vector, so that a turn allocates
+      // nothing once it has grown. Read() appends only if the whole row is valid.
+      FERRY_TRY(reader_.Read(fragments, receive, &blocks_));
+      incoming->blocks = blocks_.size() - incoming->first_block;
+    }
+  }
+  if (watcher_) Watch(incoming->chunk, fragments, arrival);
+  return Ok();
+}
+
+void PayloadIn::Watch(const Chunk& chunk, std::span<const Fragment> fragments,
+                      const ReceiveComm::Arrival& arrival) {
+  const auto* const pool = rows_ ? cuda::PointerTo<const std::byte>(rows_->pool().address)
+                                 : static_cast<const std::byte*>(chunk.message.data);
+  const void* const request = comm_->plugin().has_tcpx_requests() ? arrival.request : nullptr;
+  if (!watcher_({chunk, fragments, pool, request})) watcher_ = nullptr;
+  reads_first_ = false;
+}
+
+// A chunk shares its launch with others while the GPU has enough work, but does not wait until all
+// that have arrived were read, which may take longer than the launch.
+bool PayloadIn::IsDue() const {
+  return launched_ < arrived_ && (unpacker().in_flight() < kFewBatches ||
+                                  Clock::now() - incoming_[launched_].arrival_time > kShareLaunch);
+}
+
+Status PayloadIn::Launch() {
+  while (launched_ < arrived_ && unpacker().room() > 0) {
+    std::size_t count = 0;
+    const auto ticket = QueueBatch(&count);
+    if (!ticket) {
+      if (ticket.error().code() == Code::kUnavailable) return Ok();
+      return reporter_.Named(incoming_[launched_].chunk, ticket.error());
+    }
+    MarkLaunched(count, *ticket);
+  }
+  return Ok();
+}
+
+Result<std::uint64_t> PayloadIn::QueueBatch(std::size_t* count) {
+  lists_.clear();
+  requests_.clear();
+  const bool by_rows = incoming_[launched_].rows != nullptr;
+  for (std::size_t i = launched_; i < arrived_; ++i) {
+    const Incoming& one = incoming_[i];
+    if ((one.rows != nullptr) != by_rows) break;
+    if (by_rows) {
+      requests_.push_back({one.rows,
+                           one.row_count,
+                           {rows_->pool_bytes(), one.chunk.message.bytes, one.runs},
+                           one.to,
+                           one.from});
+    } else {
+      lists_.push_back({std::span(blocks_).subspan(one.first_block, one.blocks), one.to, one.from});
+    }
+  }
+  const auto queue = [&](std::size_t first) {
+    return by_rows ? unpacker().EnqueueRows(std::span(requests_).first(first))
+                   : unpacker().Enqueue(std::span(lists_).first(first));
+  };
+  *count = lists_.size() + requests_.size();
+  auto ticket = queue(*count);
+  // kInvalidArgument: more chunks have arrived than fit into one batch. kUnavailable: there is no
+  // room at the moment.
+  while (!ticket && ticket.error().code() == Code::kInvalidArgument && *count > 1) {
+    *count /= 2;
+    ticket = queue(*count);
+  }
+  return ticket;
+}
+
+void PayloadIn::MarkLaunched(std::size_t count, std::uint64_t ticket) {
+  // Only this thread writes the counts.
+  const auto add = [](auto* total, auto more) {
+    total->store(total->load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+  };
+  const auto now = Clock::now();
+  add(&launches_->chunks, count);
+  for (; count > 0; --count) {
+    Incoming& one = incoming_[launched_++];
+    one.ticket = ticket;
+    const std::int64_t waited = std::chrono::nanoseconds(now - one.arrival_time).count();
+    add(&launches_->nanoseconds, waited);
+    if (waited > launches_->longest_nanoseconds.load(std::memory_order_relaxed)) {
+      launches_->longest_nanoseconds.store(waited, std::memory_order_relaxed);
+    }
+  }
+  const std::size_t used = launched_ < arrived_ ? incoming_[launched_].first_block : blocks_.size();
+  // The unpacker has taken its copy (PlacedList), so their blocks can go; the rest moves to the
+  // front.
+  blocks_.erase(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(used));
+  for (std::size_t i = launched_; i < arrived_; ++i) incoming_[i].first_block -= used;
+}
+
+// ---- chunks that are in place -------------------------------------------------------------------
+
+Status PayloadIn::Finish() {
+  const auto completed = unpacker().Completed();
+  if (completed) return GiveBack(*completed);
+  if (arrived_ == 0) return completed.error();
+  return reporter_.Named(incoming_.front().chunk, completed.error());
+}
+
+Status PayloadIn::GiveBack(std::uint64_t completed) {
+  while (launched_ > 0 && incoming_.front().ticket <= completed) {
+    // Asked about when the first chunk of the batch is the oldest one; after that it ends.
+    for (const RefusedRows& refused : unpacker().TakeRefused(incoming_.front().ticket)) {
+      return reporter_.Named(incoming_[refused.index].chunk, refused.error);
+    }
+    const Chunk chunk = incoming_.front().chunk;
+    // Removed once, whatever the plugin returns.
+    incoming_.pop_front();
+    --launched_;
+    --arrived_;
+    --posted_;
+    if (const Status consumed = comm_->Consume(); !consumed) {
+      return reporter_.Named(chunk, consumed.error());
+    }
+    if (from_slots_) CopyToHost(chunk);
+    left_ -= chunk.message.bytes;
+    received_bytes_ += chunk.message.bytes;
+    if (!busy()) FinishPayload();
+  }
+  return Ok();
+}
+
+void PayloadIn::CopyToHost(const Chunk& chunk) {
+  (void)place_.CopyIn(buffers_->slots.bytes.subspan(static_cast<std::size_t>(SlotOf(chunk.number)),
+                                                    chunk.message.bytes));
+}
+
+void PayloadIn::FinishPayload() {
+  ++payload_;
+  if (!logs_host_payloads_ || host_begin_.empty()) return;
+  Log(LogLevel::kInfo, "plugin", "a payload of {} bytes in host memory begins {}", total_,
+      FirstBytes(host_begin_));
 }
 
 }  // namespace ferry::net::plugin

@@ -2,33 +2,42 @@
 #pragma once
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/net/io_cursor.h"
+#include "ferry/net/provider.h"
 #include "ferry/tcpx/host/comm.h"
-#include "ferry/tcpx/host/receiver.h"
+#include "ferry/tcpx/host/unpack_rows.h"
+#include "ferry/tcpx/lane/chunk.h"
 #include "ferry/tcpx/lane/lane_buffers.h"
 #include "ferry/tcpx/lane/lane_gpu.h"
-#include "ferry/tcpx/lane/payload_out.h"
+#include "ferry/tcpx/lane/step_log.h"
 #include "ferry/tcpx/uccl_variables.h"
+#include "ferry/tcpx/unpack/fragments.h"
+#include "ferry/tcpx/unpack/unpacker.h"
 
 namespace ferry::net::plugin {
 
-// One payload after the other, at most ReceiveComm::kWindow chunks posted. The plugin never has the
-// address of a placement: it receives into its pool or, where it receives straight into memory,
-// into slots of this object, which live until the comm is closed. From there this side copies: the
-// GPU, if there is one, all chunks that have come in one launch, straight to the placement in its
-// memory; a placement in host memory gets what the GPU does not reach from slots. So when
-// DropRest() or the destructor returns, nothing touches the placement, although receives of a
-// plugin cannot be cancelled. One thread at a time, with the GPU current; only DropRest() and the
-// destructor block, until copies in flight have ended, for kCopyTimeout at most. After a wait that
-// was not long enough no call waits until the GPU has ended those copies.
+// Receives one payload after the other over a comm, in chunks, at most ReceiveComm::kWindow of them
+// posted, and copies them to their placements. The plugin never has the address of a placement: it
+// receives into its pool or, where it receives straight into memory, into slots of this object,
+// which live until the comm is closed. From there this side copies: the GPU, if there is one,
+// straight to the placement in its memory, at once or, while it is busy, all chunks that have
+// arrived meanwhile in one launch; a placement in host memory gets what the GPU does not reach from
+// slots. The plugin's memory is returned when the copy is done. So when DropRest() or the
+// destructor returns, nothing touches the placement, although receives of a plugin cannot be
+// cancelled. One thread at a time, with the GPU current; only DropRest() and the destructor block,
+// until copies in flight have ended, for kCopyTimeout at most. After a wait that was not long
+// enough no call waits until the GPU has ended those copies.
 //
 // A GPU that has not ended its copies by then is stuck, and an error is logged. Should it go on, it
 // still writes what has come to the placement: the user must not use the placement before the GPU
@@ -43,7 +52,7 @@ class PayloadIn {
     bool gpu = false;
   };
 
-  // `api` may be null; `gpu` may be none. Errors: those of Receiver::Create(), of mmap(2) and of
+  // `api` may be null; `gpu` may be none. Errors: those of UnpackRows::Open(), of mmap(2) and of
   // DeviceApi; kUnsupported for a plugin that receives into GPU memory where there is no GPU.
   static Result<std::unique_ptr<PayloadIn>> Create(cuda::DeviceApi* api, const LaneGpu& gpu,
                                                    std::unique_ptr<ReceiveComm> comm,
@@ -71,7 +80,9 @@ class PayloadIn {
   Status BeginCopy(std::span<const std::byte> payload, const Target& target);
   // The rest of the payload is received, but dropped.
   void DropRest();
-  // Call repeatedly while busy(). Errors are final.
+  // Call repeatedly while busy(): a plugin makes no progress by itself. Errors are final: all later
+  // calls return the first one. Those of a chunk name it: kCorrupt (its pieces do not form it),
+  // those of Unpacker and of the comm.
   Status Progress();
   bool busy() const noexcept { return left_ > 0; }
   // Bytes that are in place or dropped, since the creation.
@@ -87,47 +98,98 @@ class PayloadIn {
     kFailed,  // the GPU is lost: there is nothing to wait for, and it was logged
   };
 
-  PayloadIn(const LaneGpu& gpu, const ChunkTerms& chunks) : gpu_(gpu), chunks_(chunks) {}
-  Status Init(cuda::DeviceApi* api, std::unique_ptr<ReceiveComm> comm);
+  // A chunk from its cut until it is in place.
+  struct Incoming {
+    Chunk chunk;
+    // Relative to `to`, in the chunk's order; the rules of FragmentReader apply. Empty for a chunk
+    // that needs no copy when it has arrived: it is dropped, or it is in its slot already.
+    std::vector<PostedRun> runs;
+    Place to;
+    Place from;  // the pool, or the chunk's message where there is none
+    // Set when it has arrived.
+    Clock::time_point arrival_time;
+    std::uint64_t ticket = 0;        // of the batch that copies it
+    const Fragment* rows = nullptr;  // where the GPU reads them, and there are no blocks
+    std::size_t row_count = 0;
+    std::size_t first_block = 0;  // of blocks_
+    std::size_t blocks = 0;
+  };
+
+  PayloadIn(const LaneGpu& gpu, const ChunkTerms& chunks, std::unique_ptr<ReceiveComm> comm)
+      : gpu_(gpu),
+        chunks_(chunks),
+        comm_(std::move(comm)),
+        straight_(comm_->device_handle().type == abi::kDeviceTypeHost),
+        reporter_("receiving", LogLevel::kWarn, comm_->device(), chunks.late_after) {}
+  Status Init(cuda::DeviceApi* api);
   Status RegisterSlots();
-  void PostSome();
-  ChunkPlace TakePlace(std::size_t bytes);
+
+  Status Advance();
+  Status Post();
+  Incoming CutNext();
+  void PlaceNext(std::size_t bytes, Incoming* next);
   std::vector<PostedRun> TakeRuns(std::size_t bytes, std::uint64_t* lowest);
+  Status Take();
+  Status Read(const ReceiveComm::Arrival& arrival, Incoming* incoming);
+  void Watch(const Chunk& chunk, std::span<const Fragment> fragments,
+             const ReceiveComm::Arrival& arrival);
+  bool IsDue() const;
+  Status Launch();
+  // Queues chunks that have arrived, all with rows or all with blocks, and returns their number.
+  Result<std::uint64_t> QueueBatch(std::size_t* count);
+  // The next `count` chunks are part of this batch; their blocks are no longer needed.
+  void MarkLaunched(std::size_t count, std::uint64_t ticket);
+  Status Finish();
+  // For all batches up to `completed`.
+  Status GiveBack(std::uint64_t completed);
+  void CopyToHost(const Chunk& chunk);
+  void FinishPayload();
   void AwaitCopies();
   void CheckStuck();
   std::uint64_t SlotOf(std::uint64_t chunk) const {
     return chunk % ReceiveComm::kWindow * chunks_.bytes;
   }
-  void CopyToHost(std::size_t bytes);
-  void CountLaunches();
-  void FinishPayload();
   Unpacker& unpacker() const noexcept { return *buffers_->unpacker; }
 
   const LaneGpu gpu_;
   const ChunkTerms chunks_;
   const bool logs_host_payloads_ = ReadUcclLogSwitches().each_host_payload;
-  bool straight_ = false;
   Copies copies_ = Copies::kEnd;
   std::unique_ptr<LaneBuffers> buffers_;
-  std::unique_ptr<Receiver> receiver_;  // closes its comm after the registrations below are gone
+  std::unique_ptr<ReceiveComm> comm_;  // closed after the rows and registrations below are gone
+  const bool straight_;                // into memory, and not into a pool
+  std::optional<UnpackRows> rows_;     // none where straight_
   std::optional<Registration> registration_;
   std::optional<Registration> gpu_registration_;
+  ChunkReporter reporter_;
+  ChunkWatcher watcher_;      // null when it wants no more chunks
+  bool reads_first_ = false;  // the CPU reads the next chunk, for the watcher
+  std::optional<Error> failed_;
   std::uint64_t next_chunk_ = 0;
-  std::uint64_t done_chunks_ = 0;
   std::uint64_t payload_ = 0;  // its number, over the comm
+  // Chunks in order: copies of the first launched_ of them are queued, the first arrived_ have
+  // arrived, and the first posted_ are posted. One more is cut if the plugin had no capacity for
+  // it.
+  std::deque<Incoming> incoming_;
+  std::size_t launched_ = 0;
+  std::size_t arrived_ = 0;
+  std::size_t posted_ = 0;
+  FragmentReader reader_;
+  std::vector<Block> blocks_;  // of chunks that have arrived and are not launched
+  std::vector<PlacedList> lists_;
+  std::vector<RowsRequest> requests_;
   // The current payload.
   std::span<const std::byte> host_begin_;  // for the log; empty for GPU memory
   IoCursor place_;  // where the next bytes go; at its end for a payload that is dropped
   bool to_gpu_ = false;
   bool from_slots_ = false;  // this thread copies each chunk when it is in its slot
   std::uint64_t total_ = 0;
-  std::uint64_t unposted_ = 0;
+  std::uint64_t uncut_ = 0;
   std::uint64_t left_ = 0;              // not in place yet
   std::uint64_t copied_by_ticket_ = 0;  // of BeginCopy(); 0: none
   std::uint64_t received_bytes_ = 0;
   // Shared as launches() says.
   const std::shared_ptr<LaunchCounts> launches_ = std::make_shared<LaunchCounts>();
-  std::vector<std::uint64_t> done_;
 };
 
 }  // namespace ferry::net::plugin

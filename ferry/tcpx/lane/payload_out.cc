@@ -9,23 +9,13 @@
 #include "ferry/core/log.h"
 
 namespace ferry::net::plugin {
-namespace {
-
-std::vector<std::unique_ptr<SendComm>> OneOf(std::unique_ptr<SendComm> comm) {
-  std::vector<std::unique_ptr<SendComm>> comms;
-  comms.push_back(std::move(comm));
-  return comms;
-}
-
-}  // namespace
-
 Result<std::unique_ptr<PayloadOut>> PayloadOut::Create(std::unique_ptr<SendComm> comm,
                                                        const ChunkTerms& chunks) {
   std::unique_ptr<PayloadOut> out(new PayloadOut(std::move(comm), chunks));
   FERRY_TRY_ASSIGN(out->slots_, MapHugePages(SendComm::kWindow * chunks.bytes));
   FERRY_TRY_ASSIGN(Registration registration,
-                   out->sender_.comm(0).Register(out->slots_.bytes.data(), out->slots_.bytes.size(),
-                                                 /*on_gpu=*/false));
+                   out->comm_->Register(out->slots_.bytes.data(), out->slots_.bytes.size(),
+                                        /*on_gpu=*/false));
   out->slots_registration_.emplace(std::move(registration));
   Log(LogLevel::kInfo, "plugin", "registered {} bytes of host memory to send from",
       out->slots_.bytes.size());
@@ -33,7 +23,10 @@ Result<std::unique_ptr<PayloadOut>> PayloadOut::Create(std::unique_ptr<SendComm>
 }
 
 PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, const ChunkTerms& chunks)
-    : chunks_(chunks), sender_(OneOf(std::move(comm)), kNoChunkTimeout) {}
+    : chunks_(chunks),
+      comm_(std::move(comm)),
+      // At level info, because the user of the peer's lane may have paused it.
+      reporter_("sending", LogLevel::kInfo, comm_->device(), chunks.late_after) {}
 
 std::uint64_t PayloadOut::Push(const OutFrame& frame) {
   frames_.push_back(
@@ -42,10 +35,8 @@ std::uint64_t PayloadOut::Push(const OutFrame& frame) {
 }
 
 Status PayloadOut::Progress() {
-  FERRY_TRY(CutSome());
-  done_.clear();
-  FERRY_TRY(sender_.Progress(&done_));
-  sent_chunks_ += done_.size();
+  FERRY_TRY(Begin());
+  FERRY_TRY(Test());
   while (cut_frames_ > 0 && frames_.front().end_chunk <= sent_chunks_) {
     frames_.pop_front();
     --cut_frames_;
@@ -55,22 +46,58 @@ Status PayloadOut::Progress() {
   return Ok();
 }
 
-// Chunks are done in order, so the slot of a chunk is free when fewer than the window are in
-// flight.
-Status PayloadOut::CutSome() {
-  while (cut_frames_ < frames_.size() && sender_.in_flight() < SendComm::kWindow) {
-    Frame& frame = frames_[cut_frames_];
-    const std::uint64_t left = frame.frame->payload_bytes - frame.cut;
-    const auto bytes = static_cast<std::size_t>(std::min(left, chunks_.bytes));
-    FERRY_TRY_ASSIGN(const Message message, MessageOf(&frame, bytes));
-    sender_.Send(0, {next_chunk_, frame.cut, message});
-    ++next_chunk_;
-    frame.cut += bytes;
-    if (bytes < left) continue;
+Status PayloadOut::Begin() {
+  while (comm_->room() > 0) {
+    if (!waiting_) {
+      if (cut_frames_ == frames_.size()) break;
+      FERRY_TRY_ASSIGN(waiting_, CutNext());
+    }
+    auto begun = comm_->Send(waiting_->message);
+    if (!begun) return reporter_.Named(*waiting_, begun.error());
+    if (!*begun) {
+      if (begun_.empty())
+        reporter_.ReportIfLate(*waiting_, "the plugin has not begun to send it", 0);
+      break;
+    }
+    begun_.push_back(*waiting_);
+    waiting_.reset();
+  }
+  return Ok();
+}
+
+Status PayloadOut::Test() {
+  while (!begun_.empty()) {
+    const Chunk& oldest = begun_.front();
+    auto sent = comm_->Test();
+    if (!sent) return reporter_.Named(oldest, sent.error());
+    if (!*sent) {
+      reporter_.ReportIfLate(oldest, "it has not left", begun_.size());
+      break;
+    }
+    begun_.pop_front();
+    ++sent_chunks_;
+  }
+  return Ok();
+}
+
+// The slot of the next chunk is free: the comm has room, so fewer chunks than the window are in
+// flight, and they are done in order.
+Result<Chunk> PayloadOut::CutNext() {
+  Frame& frame = frames_[cut_frames_];
+  const std::uint64_t left = frame.frame->payload_bytes - frame.cut;
+  const auto bytes = static_cast<std::size_t>(std::min(left, chunks_.bytes));
+  FERRY_TRY_ASSIGN(const Message message, MessageOf(&frame, bytes));
+  Chunk chunk{next_chunk_++, frame.cut, message};
+  frame.cut += bytes;
+  if (bytes == left) {
     frame.end_chunk = next_chunk_;
     ++cut_frames_;
   }
-  return Ok();
+  if (chunk.number == 0) {
+    Log(LogLevel::kInfo, "plugin", "sending the first chunk (tag {}, {} bytes)", message.tag,
+        message.bytes);
+  }
+  return chunk;
 }
 
 Result<Message> PayloadOut::MessageOf(Frame* frame, std::size_t bytes) {
@@ -95,8 +122,7 @@ Result<void*> PayloadOut::RegistrationOf(const PluginMemory& memory) {
   Use& use = found->second;
   if (is_new) {
     use.life = memory.life;
-    auto registered =
-        sender_.comm(0).Register(memory.memory.data(), memory.memory.size(), memory.on_gpu);
+    auto registered = comm_->Register(memory.memory.data(), memory.memory.size(), memory.on_gpu);
     if (registered) {
       use.registration.emplace(*std::move(registered));
       Log(LogLevel::kInfo, "plugin", "registered {} bytes of {} memory to send from",

@@ -1,13 +1,27 @@
 // Logs the steps of lanes over plugins at level info.
 #pragma once
+#include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 
 #include "ferry/tcpx/host/plugin.h"
-#include "ferry/tcpx/host/receiver.h"
+#include "ferry/tcpx/lane/chunk.h"
 #include "ferry/tcpx/lane/lane_gpu.h"
+#include "ferry/tcpx/unpack/fragments.h"
 
 namespace ferry::net::plugin {
+
+// A received chunk before it is unpacked.
+struct WatchedChunk {
+  const Chunk& chunk;
+  std::span<const Fragment> fragments;  // in the plugin's pool
+  const std::byte* pool;
+  const void* request;  // tcpx::Request; null for a plugin with other requests
+};
+// Called with the next chunk as long as it returns true. The CPU has read and validated the first
+// one, unless it is dropped; the GPU may still have to validate later ones.
+using ChunkWatcher = std::function<bool(const WatchedChunk& watched)>;
 
 void LogDevices(const Plugin& plugin);
 

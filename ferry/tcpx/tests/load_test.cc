@@ -10,14 +10,14 @@
 #include <string>
 #include <thread>
 
+#include "ferry/core/log.h"
 #include "ferry/core/testing/forked_child.h"
 #include "ferry/tcpx/host/comm.h"
 #include "ferry/tcpx/host/plugin.h"
 #include "ferry/tcpx/host/plugin_log.h"
-#include "ferry/tcpx/host/receiver.h"
-#include "ferry/tcpx/host/sender.h"
+#include "ferry/tcpx/lane/payload_in.h"
+#include "ferry/tcpx/lane/payload_out.h"
 #include "ferry/tcpx/tests/testing/standin.h"
-#include "ferry/tcpx/unpack/unpacker.h"
 
 namespace ferry::net::plugin {
 namespace {
@@ -271,65 +271,78 @@ TEST(PluginLoad, AListenThatFailsHasNothingToClose) {
   EXPECT_EQ(toy.Asked(), "listen device 0\n");
 }
 
-// A receiver of a toy, whose messages have no bytes and come at once.
+// Both ends of a toy's connection, whose messages have no bytes and come at once. Chunks are late
+// when they are polled for the second time.
 class ToyBed {
  public:
-  explicit ToyBed(Plugin* plugin,
-                  std::chrono::milliseconds chunk_timeout = std::chrono::seconds(9)) {
-    UnpackerOptions options;
-    options.by = UnpackBy::kHost;
-    unpacker = *Unpacker::Create(nullptr, 0, options);
+  explicit ToyBed(Plugin* plugin) {
     auto ends = *testing::Connect(plugin, 1, Briefly());
-    ReceiverOptions receiver_options;
-    receiver_options.chunk_timeout = chunk_timeout;
-    receiver_options.pool_bytes = 4096;  // a toy does not tell it
-    receiver = *Receiver::Create(nullptr, unpacker.get(), std::move(ends.receivers),
-                                 receiver_options, Briefly());
-    sender.emplace(std::move(ends.senders), chunk_timeout);
+    const ChunkTerms terms{4096, 9, std::chrono::milliseconds(0)};
+    out = *PayloadOut::Create(std::move(ends.senders[0]), terms);
+    in = *PayloadIn::Create(nullptr, {}, std::move(ends.receivers[0]), terms);
+    frame.payload = {{memory, sizeof memory}};
+    frame.payload_bytes = sizeof memory;
   }
   template <class Side>
   static Status Run(Side* side) {
-    std::vector<std::uint64_t> done;
-    for (const Deadline timeout = Briefly(); side->in_flight() > 0 && !timeout.expired();) {
-      FERRY_TRY(side->Progress(&done));
+    for (const Deadline timeout = Briefly(); side->busy() && !timeout.expired();) {
+      FERRY_TRY(side->Progress());
     }
     return Ok();
   }
-  std::unique_ptr<Unpacker> unpacker;
-  std::unique_ptr<Receiver> receiver;
-  std::optional<Sender> sender;
+  // What is logged about a side for which the plugin begins nothing.
+  template <class Side>
+  static std::string LogOfWaiting(Side* side) {
+    SetLogLevel(LogLevel::kInfo);
+    ::testing::internal::CaptureStderr();
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(side->Progress());
+    EXPECT_TRUE(side->busy());
+    SetLogLevel(LogLevel::kWarn);
+    return ::testing::internal::GetCapturedStderr();
+  }
+  std::byte memory[4] = {};
+  OutFrame frame;
+  std::unique_ptr<PayloadOut> out;
+  std::unique_ptr<PayloadIn> in;
 };
 
 TEST(PluginToy, MemoryThatCannotBeGivenBackIsAnErrorOfItsChunkAndTheReceiverGoes) {
   Toy toy("v7", {{"TOY_FAIL", "irecvConsumed"}});
   ToyBed bed(*toy.Open());
-  bed.receiver->Receive(0, {4, 77, {nullptr, 0, 9, nullptr}}, {});
-  const Status ended = ToyBed::Run(bed.receiver.get());
+  ASSERT_TRUE(bed.in->Begin(4, {}));
+  const Status ended = ToyBed::Run(bed.in.get());
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().code(), Code::kPeerLost);
-  EXPECT_THAT(ended.error().message(), AllOf(HasSubstr("irecvConsumed"),
-                                             HasSubstr("chunk 4 (offset 77"), HasSubstr("tag 9")));
-  bed.receiver.reset();
+  EXPECT_THAT(ended.error().message(),
+              AllOf(HasSubstr("irecvConsumed"), HasSubstr("receiving chunk 0 (offset 0, 4 bytes"),
+                    HasSubstr("tag 9")));
+  bed.in.reset();
 }
 
-TEST(PluginToy, AReceiveThatIsNeverBegunTimesOut) {
+TEST(PluginToy, AReceiveThatIsNotBegunIsLoggedOnceAndTriedAgain) {
   Toy toy("v7", {{"TOY_NULL", "irecv"}});
-  ToyBed bed(*toy.Open(), std::chrono::milliseconds(200));
-  bed.receiver->Receive(0, {4, 0, {nullptr, 0, 9, nullptr}}, {});
-  const Status ended = ToyBed::Run(bed.receiver.get());
-  ASSERT_FALSE(ended);
-  EXPECT_EQ(ended.error().code(), Code::kTimedOut);
-  EXPECT_THAT(ended.error().message(), AllOf(HasSubstr("receiving chunk 4"), HasSubstr("0.2 s")));
+  ToyBed bed(*toy.Open());
+  ASSERT_TRUE(bed.in->Begin(4, {}));
+  const std::string log = ToyBed::LogOfWaiting(bed.in.get());
+  const std::string line = "over device 0: the plugin has not begun to receive it";
+  EXPECT_THAT(log, AllOf(HasSubstr("receiving chunk 0 (offset 0"), HasSubstr(line)));
+  EXPECT_EQ(log.find(line), log.rfind(line)) << log;
+  const ScopedVariables well(Variables{{"TOY_NULL", "nothing"}});
+  ASSERT_TRUE(ToyBed::Run(bed.in.get()));
+  EXPECT_EQ(bed.in->received_bytes(), 4U);
 }
 
-TEST(PluginToy, ASendThatIsNeverBegunTimesOut) {
+TEST(PluginToy, ASendThatIsNotBegunIsLoggedOnceAndTriedAgain) {
   Toy toy("v7", {{"TOY_NULL", "isend"}});
-  ToyBed bed(*toy.Open(), std::chrono::milliseconds(200));
-  bed.sender->Send(0, {4, 0, {nullptr, 0, 9, nullptr}});
-  const Status ended = ToyBed::Run(&*bed.sender);
-  ASSERT_FALSE(ended);
-  EXPECT_EQ(ended.error().code(), Code::kTimedOut);
-  EXPECT_THAT(ended.error().message(), AllOf(HasSubstr("sending chunk 4"), HasSubstr("0.2 s")));
+  ToyBed bed(*toy.Open());
+  EXPECT_EQ(bed.out->Push(bed.frame), 1U);
+  const std::string log = ToyBed::LogOfWaiting(bed.out.get());
+  const std::string line = "over device 0: the plugin has not begun to send it";
+  EXPECT_THAT(log, AllOf(HasSubstr("sending chunk 0 (offset 0, 4 bytes, tag 9)"), HasSubstr(line)));
+  EXPECT_EQ(log.find(line), log.rfind(line)) << log;
+  const ScopedVariables well(Variables{{"TOY_NULL", "nothing"}});
+  ASSERT_TRUE(ToyBed::Run(bed.out.get()));
+  EXPECT_EQ(bed.out->sent_frames(), 1U);
 }
 
 TEST(PluginLoad, APluginWithoutDevicesIsToldWithItsSettings) {

@@ -261,6 +261,9 @@ constexpr Table FromV11On() {
 
 // As a plugin of C would have them.
 extern "C" {
+TOY_EXPORT_ unsigned long long ferry_net_pool_bytes(const void* /*pool*/) {
+  return sizeof pool_of_toy;
+}
 #ifdef TOY_V4
 TOY_EXPORT_ int ncclNetPlugin_v4 = 0;
 #endif

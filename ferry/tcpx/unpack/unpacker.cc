@@ -38,7 +38,7 @@ const char* UnpackName(UnpackBy by) noexcept {
 }
 
 Unpacker::Unpacker(cuda::DeviceApi* api, const UnpackerOptions& options)
-    : api_(api), options_(options), kind_(options.kind), ring_(options.most_batches) {}
+    : api_(api), options_(options), ring_(options.most_batches) {}
 
 Unpacker::~Unpacker() {
   if (api_ != nullptr) (void)Drain(Deadline::After(kLastTimeout));
@@ -176,7 +176,7 @@ Status Unpacker::CheckRoom(std::uint64_t pieces, std::size_t requests) const {
 Status Unpacker::Queue(std::span<const PlacedList> requests, const cuda::Event& end) {
   const bool any = std::any_of(requests.begin(), requests.end(),
                                [](const PlacedList& request) { return !request.blocks.empty(); });
-  if (any) FERRY_TRY(executor_->Enqueue(stream_, kind_, requests));
+  if (any) FERRY_TRY(executor_->Enqueue(stream_, options_.kind, requests));
   return api_->Record(end, stream_);
 }
 

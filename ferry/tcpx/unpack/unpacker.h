@@ -105,9 +105,6 @@ class Unpacker {
   // Batches that can still be queued, and those in flight; as of the last Completed().
   std::size_t room() const noexcept { return ring_.size() - in_flight(); }
   std::size_t in_flight() const noexcept { return static_cast<std::size_t>(issued_ - done_); }
-  // Replaces UnpackerOptions::kind, for a caller that learns the pool's kind after creation. Call
-  // before the first Enqueue().
-  void SetKind(cuda::CopyKind kind) noexcept { kind_ = kind; }
   // The stream on which it queues work. Not for kHost.
   cuda::StreamRef stream() const noexcept { return stream_; }
 
@@ -134,7 +131,6 @@ class Unpacker {
 
   cuda::DeviceApi* const api_;  // null for kHost
   const UnpackerOptions options_;
-  cuda::CopyKind kind_;
   cuda::Stream stream_;
   std::unique_ptr<DeviceExecutor> executor_;  // null for kHost
   std::unique_ptr<RowsQueue> rows_;           // null unless reads_rows()

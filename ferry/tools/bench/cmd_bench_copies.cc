@@ -36,11 +36,7 @@ struct Words {
 };
 
 Status RunPipeline(const Words& words) {
-  PipelineBenchJob job;
-  job.config = words.job.config;
-  job.ordinal = words.job.ordinal;
-  job.rounds = words.job.rounds;
-  job.json = words.job.json;
+  PipelineBenchJob job{words.job};
   job.trace = words.trace;
   job.staging_threads = words.staging_threads;
   FERRY_TRY_ASSIGN(job.bytes, ParseSize(words.size.empty() ? kPipelineSize : words.size));
@@ -52,13 +48,8 @@ Status RunPipeline(const Words& words) {
 }
 
 Status RunUnpack(const CopyBenchJob& copies) {
-  UnpackBenchJob job;
-  job.config = copies.config;
-  job.ordinal = copies.ordinal;
-  job.bytes = copies.bytes;
+  UnpackBenchJob job{copies};
   job.fragment_bytes = copies.block_sizes;
-  job.rounds = copies.rounds;
-  job.json = copies.json;
   if (job.bytes > kMaxPool) {
     return Error(Code::kInvalidArgument,
                  "--size is more than the 4 GiB that fragments can address; give less");
@@ -82,13 +73,7 @@ Status Run(Words* words) {
     words->block_sizes = words->unpack ? std::vector<std::string>{"1KiB", "4KiB", "16KiB"}
                                        : std::vector<std::string>{"4KiB", "16KiB", "64KiB", "1MiB"};
   }
-  if (words->staged) {
-    return RunStagedBench({.config = job.config,
-                           .ordinal = job.ordinal,
-                           .bytes = job.bytes,
-                           .rounds = job.rounds,
-                           .json = job.json});
-  }
+  if (words->staged) return RunStagedBench(job);
   for (const std::string& text : words->block_sizes) {
     FERRY_TRY_ASSIGN(const std::uint64_t size, ParseSize(text));
     if (size == 0 || size > job.bytes) {

@@ -225,7 +225,7 @@ TEST(PipelineBench, ATimelineThatCannotBeWrittenIsAnErrorBeforeAnythingIsMeasure
 // ---- staged copies ------------------------------------------------------------------------------
 
 TEST(StagedBench, EachFormIsMeasuredWithEachNumberOfStages) {
-  StagedBenchJob job;
+  BenchJob job;
   job.config = BenchDevices();
   job.bytes = 100'000;
   job.rounds = 1;

@@ -7,19 +7,6 @@
 #include <algorithm>
 
 namespace ferry::tools {
-namespace {
-
-std::size_t AddKernelBuffer(KernelCase* one, KernelBuffer::Holds holds, kernels::DType dtype,
-                            std::int64_t elements) {
-  one->buffers.push_back({.holds = holds,
-                          .dtype = dtype,
-                          .bytes = static_cast<std::uint64_t>(elements * kernels::SizeOf(dtype)),
-                          .table = {}});
-  return one->buffers.size() - 1;
-}
-
-}  // namespace
-
 kernels::Tensor KernelStream::RowsOf(kernels::Tensor tensor) const {
   const std::int64_t skipped = units.first * tensor.stride[0] * kernels::SizeOf(tensor.dtype);
   tensor.data = static_cast<std::byte*>(tensor.data) + skipped;
@@ -27,30 +14,25 @@ kernels::Tensor KernelStream::RowsOf(kernels::Tensor tensor) const {
   return tensor;
 }
 
-std::size_t KernelCase::AddNumbers(kernels::DType of, std::int64_t elements) {
-  return AddKernelBuffer(this, KernelBuffer::Holds::kNumbers, of, elements);
-}
-
-std::size_t KernelCase::AddLogits(std::int64_t elements) {
-  return AddKernelBuffer(this, KernelBuffer::Holds::kLogits, kernels::DType::kBfloat16, elements);
-}
-
-std::size_t KernelCase::AddSharedNumbers(kernels::DType of, std::int64_t elements) {
-  const std::size_t index = AddNumbers(of, elements);
-  buffers[index].shared = true;
-  return index;
-}
-
-std::size_t KernelCase::AddResults(kernels::DType of, std::int64_t elements) {
-  return AddKernelBuffer(this, KernelBuffer::Holds::kResults, of, elements);
-}
-
-std::size_t KernelCase::AddScratch(std::int64_t bytes_of_it) {
-  buffers.push_back({.holds = KernelBuffer::Holds::kScratch,
-                     .bytes = static_cast<std::uint64_t>(bytes_of_it),
-                     .shared = true,
+CaseTensor KernelCase::Add(KernelBuffer::Holds holds, kernels::DType of, Shape shape) {
+  const kernels::Tensor view = kernels::Tensor::Contiguous(nullptr, of, shape);
+  buffers.push_back({.holds = holds,
+                     .dtype = of,
+                     .bytes = static_cast<std::uint64_t>(view.Numel() * kernels::SizeOf(of)),
                      .table = {}});
-  return buffers.size() - 1;
+  return {buffers.size() - 1, view};
+}
+
+CaseTensor KernelCase::AddSharedNumbers(kernels::DType of, Shape shape) {
+  const CaseTensor added = AddNumbers(of, shape);
+  buffers.back().shared = true;
+  return added;
+}
+
+CaseTensor KernelCase::AddScratch(kernels::DType of, Shape shape) {
+  const CaseTensor added = Add(KernelBuffer::Holds::kScratch, of, shape);
+  buffers.back().shared = true;
+  return added;
 }
 
 std::string ShapeOf(const KernelCase& one) {

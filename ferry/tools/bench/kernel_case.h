@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,18 @@ struct KernelBuffer {
 // Addresses of a case's buffers, in the order in which they were added.
 using KernelAddresses = std::span<void* const>;
 
+// One of a case's buffers as a contiguous tensor.
+struct CaseTensor {
+  std::size_t buffer = 0;
+  kernels::Tensor view;  // without its memory
+
+  kernels::Tensor At(KernelAddresses addresses) const {
+    kernels::Tensor tensor = view;
+    tensor.data = addresses[buffer];
+    return tensor;
+  }
+};
+
 // A range of a case's independent units: rows, tokens, sequences or queries.
 struct KernelUnits {
   std::int64_t first = 0;
@@ -50,6 +63,9 @@ struct KernelStream {
   // The selected units of a tensor whose first size counts units; on a device the whole tensor.
   kernels::Tensor Of(const kernels::Tensor& tensor) const {
     return on_cpu() ? RowsOf(tensor) : tensor;
+  }
+  kernels::Tensor Of(const CaseTensor& tensor, KernelAddresses at) const {
+    return Of(tensor.At(at));
   }
   kernels::Tensor RowsOf(kernels::Tensor tensor) const;
   template <class Args>
@@ -83,20 +99,28 @@ struct KernelCase {
   // Launches the op on the stream. Called several times, the first time outside any graph capture.
   std::function<Status(const KernelStream&, KernelAddresses)> launch;
 
-  // These return the buffer's index.
-  std::size_t AddNumbers(kernels::DType of, std::int64_t elements);
-  std::size_t AddLogits(std::int64_t elements);
-  std::size_t AddSharedNumbers(kernels::DType of, std::int64_t elements);
-  std::size_t AddResults(kernels::DType of, std::int64_t elements);
-  std::size_t AddScratch(std::int64_t bytes_of_it);  // shared
-  template <class T>
-  std::size_t AddTable(const std::vector<T>& values) {
-    const auto bytes_of_it = std::as_bytes(std::span(values));
-    buffers.push_back({.holds = KernelBuffer::Holds::kTable,
-                       .bytes = bytes_of_it.size(),
-                       .table = {bytes_of_it.begin(), bytes_of_it.end()}});
-    return buffers.size() - 1;
+  using Shape = std::initializer_list<std::int64_t>;
+  CaseTensor AddNumbers(kernels::DType of, Shape shape) {
+    return Add(KernelBuffer::Holds::kNumbers, of, shape);
   }
+  CaseTensor AddLogits(Shape shape) {
+    return Add(KernelBuffer::Holds::kLogits, kernels::DType::kBfloat16, shape);
+  }
+  CaseTensor AddResults(kernels::DType of, Shape shape) {
+    return Add(KernelBuffer::Holds::kResults, of, shape);
+  }
+  CaseTensor AddSharedNumbers(kernels::DType of, Shape shape);
+  CaseTensor AddScratch(kernels::DType of, Shape shape);  // shared
+  // A table of one number for each place of the shape.
+  template <class T>
+  CaseTensor AddTable(kernels::DType of, Shape shape, const std::vector<T>& values) {
+    const CaseTensor added = Add(KernelBuffer::Holds::kTable, of, shape);
+    const auto bytes_of_it = std::as_bytes(std::span(values));
+    buffers.back().bytes = bytes_of_it.size();
+    buffers.back().table = {bytes_of_it.begin(), bytes_of_it.end()};
+    return added;
+  }
+  CaseTensor Add(KernelBuffer::Holds holds, kernels::DType of, Shape shape);
 };
 
 // "rows=2048 cols=4096"

@@ -96,14 +96,16 @@ KernelCase DecodeCase(const AttentionOfCase& of, const DecodeWay& way,
   const kernels::DecodeShape shape{of.batch, of.heads, of.kv_heads, of.head_size, seen};
   const kernels::DecodePlan plan = kernels::PlanDecode(shape, facts);
   const std::int64_t floats = kernels::DecodeWorkspace(shape, plan.splits);
-  const auto q = one.AddNumbers(kAttentionType, of.batch * of.heads * of.head_size);
-  const auto k = one.AddNumbers(cache, pages * page * of.kv_heads * of.head_size);
-  const auto v = one.AddNumbers(cache, pages * page * of.kv_heads * of.head_size);
-  const auto tables = one.AddTable(ShuffledPages(pages));
-  const auto lengths = one.AddTable(std::vector<std::int32_t>(
-      static_cast<std::size_t>(of.batch), static_cast<std::int32_t>(of.tokens)));
-  const auto out = one.AddResults(kAttentionType, of.batch * of.heads * of.head_size);
-  const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
+  const auto q = one.AddNumbers(kAttentionType, {of.batch, of.heads, of.head_size});
+  const auto k = one.AddNumbers(cache, {pages, page, of.kv_heads, of.head_size});
+  const auto v = one.AddNumbers(cache, {pages, page, of.kv_heads, of.head_size});
+  const auto tables = one.AddTable(DType::kInt32, {of.batch, columns}, ShuffledPages(pages));
+  const auto lengths =
+      one.AddTable(DType::kInt32, {of.batch},
+                   std::vector<std::int32_t>(static_cast<std::size_t>(of.batch),
+                                             static_cast<std::int32_t>(of.tokens)));
+  const auto out = one.AddResults(kAttentionType, {of.batch, of.heads, of.head_size});
+  const auto workspace = one.AddScratch(DType::kFloat32, {std::max<std::int64_t>(floats, 4)});
   one.units = of.batch;
   AttentionOfCase read = of;
   if (way.window > 0) read.tokens = std::min(of.tokens, way.window);
@@ -111,17 +113,14 @@ KernelCase DecodeCase(const AttentionOfCase& of, const DecodeWay& way,
   one.bytes = AttentionBytes(read, 1, kernels::SizeOf(cache));
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionDecodeArgs args;
-    args.q = to.Of(Tensor::Contiguous(at[q], kAttentionType, {of.batch, of.heads, of.head_size}));
-    args.k_cache = Tensor::Contiguous(at[k], cache, {pages, page, of.kv_heads, of.head_size});
-    args.v_cache = Tensor::Contiguous(at[v], cache, {pages, page, of.kv_heads, of.head_size});
+    args.q = to.Of(q, at);
+    args.k_cache = k.At(at);
+    args.v_cache = v.At(at);
     args.window = way.window;
-    args.block_tables = to.Of(Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns}));
-    args.context_lens = to.Of(Tensor::Contiguous(at[lengths], DType::kInt32, {of.batch}));
-    args.out =
-        to.Of(Tensor::Contiguous(at[out], kAttentionType, {of.batch, of.heads, of.head_size}));
-    if (floats > 0 && !to.on_cpu()) {
-      args.workspace = Tensor::Contiguous(at[workspace], DType::kFloat32, {floats});
-    }
+    args.block_tables = to.Of(tables, at);
+    args.context_lens = to.Of(lengths, at);
+    args.out = to.Of(out, at);
+    if (floats > 0 && !to.on_cpu()) args.workspace = workspace.At(at);
     args.scale = AttentionScale(of);
     if (!to.on_cpu()) args.plan = plan;
     return to.Put(kernels::kAttentionDecodeKernel, args);
@@ -205,14 +204,21 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way,
                                   of.kv_heads, of.head_size, of.tokens};
   const int splits = way.queries > 0 ? kernels::PlanPrefill(work, facts) : 1;
   const std::int64_t floats = kernels::PrefillWorkspace(work, splits);
-  const auto q = one.AddNumbers(kAttentionType, queries * of.heads * of.head_size);
-  const auto k = one.AddNumbers(kAttentionType, keys * of.kv_heads * of.head_size);
-  const auto v = one.AddNumbers(kAttentionType, keys * of.kv_heads * of.head_size);
-  const auto query_ends = one.AddTable(Boundaries(of.batch, each));
-  const auto key_ends = one.AddTable(Boundaries(of.batch, of.tokens));
-  const auto tables = one.AddTable(ShuffledPages(std::max<std::int64_t>(pages, 1)));
-  const auto out = one.AddResults(kAttentionType, queries * of.heads * of.head_size);
-  const auto workspace = one.AddScratch(std::max<std::int64_t>(floats, 4) * 4);
+  const auto q = one.AddNumbers(kAttentionType, {queries, of.heads, of.head_size});
+  const auto add_keys = [&] {
+    return way.page > 0
+               ? one.AddNumbers(kAttentionType, {pages, way.page, of.kv_heads, of.head_size})
+               : one.AddNumbers(kAttentionType, {keys, of.kv_heads, of.head_size});
+  };
+  const auto k = add_keys();
+  const auto v = add_keys();
+  const auto query_ends = one.AddTable(DType::kInt32, {of.batch + 1}, Boundaries(of.batch, each));
+  const auto key_ends =
+      one.AddTable(DType::kInt32, {of.batch + 1}, Boundaries(of.batch, of.tokens));
+  const auto tables = one.AddTable(DType::kInt32, {of.batch, columns},
+                                   ShuffledPages(std::max<std::int64_t>(pages, 1)));
+  const auto out = one.AddResults(kAttentionType, {queries, of.heads, of.head_size});
+  const auto workspace = one.AddScratch(DType::kFloat32, {std::max<std::int64_t>(floats, 4)});
   one.bytes = AttentionBytes(of, each, kAttentionElement);
   if (way.queries == 0) {
     one.flops = 2.0 * static_cast<double>(queries) * static_cast<double>(of.tokens) *
@@ -222,28 +228,20 @@ KernelCase PrefillCase(const AttentionOfCase& of, const PrefillWay& way,
   one.terms = [=](std::int64_t query) { return TermsOfAttention(SeenBy(of, way, query)); };
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::AttentionPrefillArgs args;
-    args.q = Tensor::Contiguous(at[q], kAttentionType, {queries, of.heads, of.head_size});
-    args.k = Tensor::Contiguous(at[k], kAttentionType, {keys, of.kv_heads, of.head_size});
-    args.v = Tensor::Contiguous(at[v], kAttentionType, {keys, of.kv_heads, of.head_size});
-    if (way.page > 0) {
-      for (Tensor* paged : {&args.k, &args.v}) {
-        *paged = Tensor::Contiguous(paged->data, kAttentionType,
-                                    {pages, way.page, of.kv_heads, of.head_size});
-      }
-      args.block_tables = Tensor::Contiguous(at[tables], DType::kInt32, {of.batch, columns});
-    }
-    args.cu_seqlens_q = Tensor::Contiguous(at[query_ends], DType::kInt32, {of.batch + 1});
-    args.cu_seqlens_k = Tensor::Contiguous(at[key_ends], DType::kInt32, {of.batch + 1});
-    args.out = Tensor::Contiguous(at[out], kAttentionType, {queries, of.heads, of.head_size});
+    args.q = q.At(at);
+    args.k = k.At(at);
+    args.v = v.At(at);
+    if (way.page > 0) args.block_tables = tables.At(at);
+    args.cu_seqlens_q = query_ends.At(at);
+    args.cu_seqlens_k = key_ends.At(at);
+    args.out = out.At(at);
     args.max_seqlen_q = each;
     args.scale = AttentionScale(of);
     args.stages = way.stages;
     args.form = way.form;
     if (to.on_cpu()) return PutOneQuery(to, of, way, args);
     args.splits = splits;
-    if (floats > 0) {
-      args.workspace = Tensor::Contiguous(at[workspace], DType::kFloat32, {floats});
-    }
+    if (floats > 0) args.workspace = workspace.At(at);
     return to.Put(kernels::kAttentionPrefillKernel, args);
   };
   return one;
@@ -258,24 +256,17 @@ KernelCase MergeCase(const AttentionOfCase& of) {
   one.units = of.tokens;
   one.terms = [](std::int64_t) { return 2.0; };
   const std::int64_t elements = of.tokens * of.heads * of.head_size;
-  const auto out_a = one.AddNumbers(kAttentionType, elements);
-  const auto lse_a = one.AddNumbers(DType::kFloat32, of.tokens * of.heads);
-  const auto out_b = one.AddNumbers(kAttentionType, elements);
-  const auto lse_b = one.AddNumbers(DType::kFloat32, of.tokens * of.heads);
-  const auto out = one.AddResults(kAttentionType, elements);
-  const auto lse = one.AddResults(DType::kFloat32, of.tokens * of.heads);
+  const auto out_a = one.AddNumbers(kAttentionType, {of.tokens, of.heads, of.head_size});
+  const auto lse_a = one.AddNumbers(DType::kFloat32, {of.tokens, of.heads});
+  const auto out_b = one.AddNumbers(kAttentionType, {of.tokens, of.heads, of.head_size});
+  const auto lse_b = one.AddNumbers(DType::kFloat32, {of.tokens, of.heads});
+  const auto out = one.AddResults(kAttentionType, {of.tokens, of.heads, of.head_size});
+  const auto lse = one.AddResults(DType::kFloat32, {of.tokens, of.heads});
   one.bytes =
       static_cast<std::uint64_t>(3 * (elements * kAttentionElement + of.tokens * of.heads * 4));
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    const auto heads = [&](std::size_t index) {
-      return to.Of(
-          Tensor::Contiguous(at[index], kAttentionType, {of.tokens, of.heads, of.head_size}));
-    };
-    const auto numbers = [&](std::size_t index) {
-      return to.Of(Tensor::Contiguous(at[index], DType::kFloat32, {of.tokens, of.heads}));
-    };
-    const kernels::AttentionMergeArgs args{heads(out_a),   numbers(lse_a), heads(out_b),
-                                           numbers(lse_b), heads(out),     numbers(lse)};
+    const kernels::AttentionMergeArgs args{to.Of(out_a, at), to.Of(lse_a, at), to.Of(out_b, at),
+                                           to.Of(lse_b, at), to.Of(out, at),   to.Of(lse, at)};
     return to.Put(kernels::kAttentionMergeKernel, args);
   };
   return one;

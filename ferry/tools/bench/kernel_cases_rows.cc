@@ -39,16 +39,13 @@ std::uint64_t BytesOf(const RowsOfCase& of) {
 // 2 x: x is read, out is written.
 KernelCase AddGeluCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("fused_add_gelu", of);
-  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto bias = one.AddNumbers(of.dtype, of.cols);
-  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  const auto x = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto bias = one.AddNumbers(of.dtype, {of.cols});
+  const auto out = one.AddResults(of.dtype, {of.rows, of.cols});
   one.bytes = 2 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    kernels::AddGeluArgs args;
-    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
-    args.bias = Tensor::Contiguous(at[bias], of.dtype, {of.cols});
-    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
-    return to.Put(kernels::kFusedAddGeluKernel, args);
+    return to.Put(kernels::kFusedAddGeluKernel,
+                  kernels::AddGeluArgs{to.Of(x, at), bias.At(at), to.Of(out, at)});
   };
   return one;
 }
@@ -56,18 +53,14 @@ KernelCase AddGeluCase(const RowsOfCase& of) {
 // 4 x: a, b and c are read, out is written.
 KernelCase MulAddCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("element_wise_mul_add", of);
-  const auto a = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto b = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto c = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  const auto a = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto b = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto c = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto out = one.AddResults(of.dtype, {of.rows, of.cols});
   one.bytes = 4 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    const auto tensor = [&](std::size_t index) {
-      return to.Of(Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols}));
-    };
-    const kernels::MulAddArgs args{
-        .a = tensor(a), .b = tensor(b), .c = tensor(c), .out = tensor(out)};
-    return to.Put(kernels::kElementWiseMulAddKernel, args);
+    return to.Put(kernels::kElementWiseMulAddKernel,
+                  kernels::MulAddArgs{to.Of(a, at), to.Of(b, at), to.Of(c, at), to.Of(out, at)});
   };
   return one;
 }
@@ -75,15 +68,12 @@ KernelCase MulAddCase(const RowsOfCase& of) {
 // 1.5 x: of x, both halves of each row are read, out has half as much. `cols` is that of out.
 KernelCase SiluAndMulCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("silu_and_mul", of);
-  const auto x = one.AddNumbers(of.dtype, of.rows * 2 * of.cols);
-  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  const auto x = one.AddNumbers(of.dtype, {of.rows, 2 * of.cols});
+  const auto out = one.AddResults(of.dtype, {of.rows, of.cols});
   one.bytes = 3 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    kernels::GatedArgs args;
-    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, 2 * of.cols}));
-    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
-    args.gate = kernels::Gate::kSilu;
-    return to.Put(kernels::kGatedMulKernel, args);
+    return to.Put(kernels::kGatedMulKernel,
+                  kernels::GatedArgs{to.Of(x, at), to.Of(out, at), kernels::Gate::kSilu});
   };
   return one;
 }
@@ -92,15 +82,15 @@ KernelCase SiluAndMulCase(const RowsOfCase& of) {
 KernelCase RmsNormCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("rms_norm", of);
   one.roundings.of_results = 2;
-  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto weight = one.AddNumbers(of.dtype, of.cols);
-  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  const auto x = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto weight = one.AddNumbers(of.dtype, {of.cols});
+  const auto out = one.AddResults(of.dtype, {of.rows, of.cols});
   one.bytes = 2 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::RmsNormArgs args;
-    args.x = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
-    args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
-    args.out = to.Of(Tensor::Contiguous(at[out], of.dtype, {of.rows, of.cols}));
+    args.x = to.Of(x, at);
+    args.weight = weight.At(at);
+    args.out = to.Of(out, at);
     return to.Put(kernels::kRmsNormKernel, args);
   };
   return one;
@@ -111,22 +101,19 @@ KernelCase RmsNormCase(const RowsOfCase& of) {
 KernelCase AddRmsNormCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("add_rms_norm", of);
   one.roundings.of_results = 2;
-  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto residual = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto weight = one.AddNumbers(of.dtype, of.cols);
-  const auto sum = one.AddResults(of.dtype, of.rows * of.cols);
-  const auto out = one.AddResults(of.dtype, of.rows * of.cols);
+  const auto x = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto residual = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto weight = one.AddNumbers(of.dtype, {of.cols});
+  const auto sum = one.AddResults(of.dtype, {of.rows, of.cols});
+  const auto out = one.AddResults(of.dtype, {of.rows, of.cols});
   one.bytes = 4 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    const auto tensor = [&](std::size_t index) {
-      return to.Of(Tensor::Contiguous(at[index], of.dtype, {of.rows, of.cols}));
-    };
     kernels::AddRmsNormArgs args;
-    args.x = tensor(x);
-    args.residual = tensor(residual);
-    args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
-    args.residual_out = tensor(sum);
-    args.out = tensor(out);
+    args.x = to.Of(x, at);
+    args.residual = to.Of(residual, at);
+    args.weight = weight.At(at);
+    args.residual_out = to.Of(sum, at);
+    args.out = to.Of(out, at);
     return to.Put(kernels::kAddRmsNormKernel, args);
   };
   return one;
@@ -134,14 +121,15 @@ KernelCase AddRmsNormCase(const RowsOfCase& of) {
 
 // The scale tensor of a quantised op: a table of one number, or scratch, since a scale that is made
 // may differ by a rounding of the largest element, which the check of fp32 results does not allow.
-std::size_t AddScale(KernelCase* one, const RowsOfCase& of, kernels::QuantMode mode) {
+CaseTensor AddScale(KernelCase* one, const RowsOfCase& of, kernels::QuantMode mode) {
   const bool per_token = mode == kernels::QuantMode::kPerToken;
   one->variant = per_token ? "per token" : "static";
-  return per_token ? one->AddScratch(of.rows * 4) : one->AddTable(std::vector<float>{0.01F});
+  return per_token ? one->AddScratch(DType::kFloat32, {of.rows})
+                   : one->AddTable(DType::kFloat32, {1}, std::vector<float>{0.01F});
 }
-Tensor ScaleAt(const KernelStream& to, void* data, const RowsOfCase& of, kernels::QuantMode mode) {
-  if (mode == kernels::QuantMode::kStatic) return Tensor::Contiguous(data, DType::kFloat32, {1});
-  return to.Of(Tensor::Contiguous(data, DType::kFloat32, {of.rows}));
+Tensor ScaleAt(const KernelStream& to, const CaseTensor& scale, KernelAddresses at,
+               kernels::QuantMode mode) {
+  return mode == kernels::QuantMode::kStatic ? scale.At(at) : to.Of(scale, at);
 }
 
 // 1.5 x: x is read, out is written as e4m3. Without a residual, which is updated in place, so that
@@ -149,17 +137,17 @@ Tensor ScaleAt(const KernelStream& to, void* data, const RowsOfCase& of, kernels
 template <kernels::QuantMode kMode>
 KernelCase RmsNormQuantCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("rms_norm_quant", of);
-  const auto x = one.AddNumbers(of.dtype, of.rows * of.cols);
-  const auto weight = one.AddNumbers(of.dtype, of.cols);
-  const auto out = one.AddResults(DType::kFloat8E4m3, of.rows * of.cols);
+  const auto x = one.AddNumbers(of.dtype, {of.rows, of.cols});
+  const auto weight = one.AddNumbers(of.dtype, {of.cols});
+  const auto out = one.AddResults(DType::kFloat8E4m3, {of.rows, of.cols});
   const auto scale = AddScale(&one, of, kMode);
   one.bytes = BytesOf(of) * 3 / 2;
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::RmsNormQuantArgs args;
-    args.input = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, of.cols}));
-    args.weight = Tensor::Contiguous(at[weight], of.dtype, {of.cols});
-    args.result = to.Of(Tensor::Contiguous(at[out], DType::kFloat8E4m3, {of.rows, of.cols}));
-    args.scale = ScaleAt(to, at[scale], of, kMode);
+    args.input = to.Of(x, at);
+    args.weight = weight.At(at);
+    args.result = to.Of(out, at);
+    args.scale = ScaleAt(to, scale, at, kMode);
     args.mode = kMode;
     return to.Put(kernels::kRmsNormQuantKernel, args);
   };
@@ -170,15 +158,15 @@ KernelCase RmsNormQuantCase(const RowsOfCase& of) {
 template <kernels::QuantMode kMode>
 KernelCase SiluAndMulQuantCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("silu_and_mul_quant", of);
-  const auto x = one.AddNumbers(of.dtype, of.rows * 2 * of.cols);
-  const auto out = one.AddResults(DType::kFloat8E4m3, of.rows * of.cols);
+  const auto x = one.AddNumbers(of.dtype, {of.rows, 2 * of.cols});
+  const auto out = one.AddResults(DType::kFloat8E4m3, {of.rows, of.cols});
   const auto scale = AddScale(&one, of, kMode);
   one.bytes = BytesOf(of) * 5 / 2;
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::SiluAndMulQuantArgs args;
-    args.input = to.Of(Tensor::Contiguous(at[x], of.dtype, {of.rows, 2 * of.cols}));
-    args.result = to.Of(Tensor::Contiguous(at[out], DType::kFloat8E4m3, {of.rows, of.cols}));
-    args.scale = ScaleAt(to, at[scale], of, kMode);
+    args.input = to.Of(x, at);
+    args.result = to.Of(out, at);
+    args.scale = ScaleAt(to, scale, at, kMode);
     args.mode = kMode;
     return to.Put(kernels::kSiluAndMulQuantKernel, args);
   };

@@ -9,7 +9,6 @@ namespace ferry::tools {
 namespace {
 
 using kernels::DType;
-using kernels::Tensor;
 
 enum class Draw : unsigned char { kGreedy, kTemperature, kTopKTopP };
 
@@ -29,30 +28,28 @@ KernelCase SampleCase(std::int64_t rows, std::int64_t vocabulary, Draw draw) {
   one.variant = NameOfDraw(draw);
   one.sizes = {{"rows", rows}, {"vocabulary", vocabulary}};
   const auto count = static_cast<std::size_t>(rows);
-  const auto logits = one.AddLogits(rows * vocabulary);
-  const auto out = one.AddResults(DType::kInt64, rows);
-  const auto temperatures = one.AddTable(std::vector<float>(count, 0.6F));
-  const auto top_k = one.AddTable(std::vector<std::int32_t>(count, 50));
-  const auto top_p = one.AddTable(std::vector<float>(count, 0.9F));
+  const auto logits = one.AddLogits({rows, vocabulary});
+  const auto out = one.AddResults(DType::kInt64, {rows});
+  const auto temperatures = one.AddTable(DType::kFloat32, {rows}, std::vector<float>(count, 0.6F));
+  const auto top_k = one.AddTable(DType::kInt32, {rows}, std::vector<std::int32_t>(count, 50));
+  const auto top_p = one.AddTable(DType::kFloat32, {rows}, std::vector<float>(count, 0.9F));
   // Each row has its own parameters, as servers have for each request, so that the CPU can compute
   // any row on its own.
   std::vector<std::int64_t> own(count);
   std::iota(own.begin(), own.end(), 1000);
-  const auto seeds = one.AddTable(own);
+  const auto seeds = one.AddTable(DType::kInt64, {rows}, own);
   one.units = rows;
   one.units_checked = 4;
   one.bytes = static_cast<std::uint64_t>(rows * vocabulary) * 2;
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::SampleArgs args;
-    args.logits = to.Of(Tensor::Contiguous(at[logits], DType::kBfloat16, {rows, vocabulary}));
-    args.out = to.Of(Tensor::Contiguous(at[out], DType::kInt64, {rows}));
-    if (draw != Draw::kGreedy) {
-      args.temperatures = to.Of(Tensor::Contiguous(at[temperatures], DType::kFloat32, {rows}));
-    }
-    args.seeds = to.Of(Tensor::Contiguous(at[seeds], DType::kInt64, {rows}));
+    args.logits = to.Of(logits, at);
+    args.out = to.Of(out, at);
+    if (draw != Draw::kGreedy) args.temperatures = to.Of(temperatures, at);
+    args.seeds = to.Of(seeds, at);
     if (draw == Draw::kTopKTopP) {
-      args.top_k = to.Of(Tensor::Contiguous(at[top_k], DType::kInt32, {rows}));
-      args.top_p = to.Of(Tensor::Contiguous(at[top_p], DType::kFloat32, {rows}));
+      args.top_k = to.Of(top_k, at);
+      args.top_p = to.Of(top_p, at);
     }
     return to.Put(kernels::kSampleKernel, args);
   };

@@ -52,9 +52,9 @@ std::vector<std::int64_t> RandomPositions(const TokensOfCase& of) {
 }
 
 // Caches have just as many slots as there are tokens, so that all of them are written.
-Tensor CacheAt(void* data, DType dtype, const TokensOfCase& of) {
+CaseTensor AddCache(KernelCase* one, DType dtype, const TokensOfCase& of) {
   const std::int64_t block = std::min(kBlock, of.tokens);
-  return Tensor::Contiguous(data, dtype, {of.tokens / block, block, of.kv_heads, kHeadSize});
+  return one->AddResults(dtype, {of.tokens / block, block, of.kv_heads, kHeadSize});
 }
 
 std::vector<std::int32_t> ShuffledSlots(const TokensOfCase& of) {
@@ -70,24 +70,17 @@ KernelCase RopeCase(const TokensOfCase& of, bool is_neox) {
   if (!is_neox) one.variant = "neighbours";
   one.terms = [](std::int64_t) { return 2.0; };  // sums of two products of numbers in [-1, 1)
   constexpr DType kType = DType::kBfloat16;
-  const auto q = one.AddNumbers(kType, of.tokens * of.heads * kHeadSize);
-  const auto k = one.AddNumbers(kType, of.tokens * of.kv_heads * kHeadSize);
-  const auto q_out = one.AddResults(kType, of.tokens * of.heads * kHeadSize);
-  const auto k_out = one.AddResults(kType, of.tokens * of.kv_heads * kHeadSize);
-  const auto positions = one.AddTable(RandomPositions(of));
-  const auto cosines = one.AddSharedNumbers(DType::kFloat32, of.positions * kHeadSize);
+  const auto q = one.AddNumbers(kType, {of.tokens, of.heads, kHeadSize});
+  const auto k = one.AddNumbers(kType, {of.tokens, of.kv_heads, kHeadSize});
+  const auto q_out = one.AddResults(kType, {of.tokens, of.heads, kHeadSize});
+  const auto k_out = one.AddResults(kType, {of.tokens, of.kv_heads, kHeadSize});
+  const auto positions = one.AddTable(DType::kInt64, {of.tokens}, RandomPositions(of));
+  const auto cosines = one.AddSharedNumbers(DType::kFloat32, {of.positions, kHeadSize});
   one.bytes = 2 * HeadBytes(of, of.heads + of.kv_heads);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
-    kernels::RopeArgs args;
-    args.q = to.Of(Tensor::Contiguous(at[q], kType, {of.tokens, of.heads, kHeadSize}));
-    args.k = to.Of(Tensor::Contiguous(at[k], kType, {of.tokens, of.kv_heads, kHeadSize}));
-    args.q_out = to.Of(Tensor::Contiguous(at[q_out], kType, {of.tokens, of.heads, kHeadSize}));
-    args.k_out = to.Of(Tensor::Contiguous(at[k_out], kType, {of.tokens, of.kv_heads, kHeadSize}));
-    args.positions = to.Of(Tensor::Contiguous(at[positions], DType::kInt64, {of.tokens}));
-    args.cos_sin_cache =
-        Tensor::Contiguous(at[cosines], DType::kFloat32, {of.positions, kHeadSize});
-    args.is_neox = is_neox;
-    return to.Put(kernels::kRopeKernel, args);
+    return to.Put(kernels::kRopeKernel,
+                  kernels::RopeArgs{to.Of(q, at), to.Of(k, at), to.Of(q_out, at), to.Of(k_out, at),
+                                    to.Of(positions, at), cosines.At(at), is_neox});
   };
   return one;
 }
@@ -98,19 +91,19 @@ KernelCase StoreCase(const TokensOfCase& of, DType cache) {
   if (cache != DType::kBfloat16) one.variant = fmt::format("{} caches", kernels::NameOf(cache));
   constexpr DType kType = DType::kBfloat16;
   const std::int64_t elements = of.tokens * of.kv_heads * kHeadSize;
-  const auto k = one.AddNumbers(kType, elements);
-  const auto v = one.AddNumbers(kType, elements);
-  const auto k_cache = one.AddResults(cache, elements);
-  const auto v_cache = one.AddResults(cache, elements);
-  const auto slots = one.AddTable(ShuffledSlots(of));
+  const auto k = one.AddNumbers(kType, {of.tokens, of.kv_heads, kHeadSize});
+  const auto v = one.AddNumbers(kType, {of.tokens, of.kv_heads, kHeadSize});
+  const auto k_cache = AddCache(&one, cache, of);
+  const auto v_cache = AddCache(&one, cache, of);
+  const auto slots = one.AddTable(DType::kInt32, {of.tokens}, ShuffledSlots(of));
   one.bytes = static_cast<std::uint64_t>(2 * elements * (2 + kernels::SizeOf(cache)));
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     kernels::StoreKvCacheArgs args;
-    args.k = to.Of(Tensor::Contiguous(at[k], kType, {of.tokens, of.kv_heads, kHeadSize}));
-    args.v = to.Of(Tensor::Contiguous(at[v], kType, {of.tokens, of.kv_heads, kHeadSize}));
-    args.k_cache = CacheAt(at[k_cache], cache, of);
-    args.v_cache = CacheAt(at[v_cache], cache, of);
-    args.slots = to.Of(Tensor::Contiguous(at[slots], DType::kInt32, {of.tokens}));
+    args.k = to.Of(k, at);
+    args.v = to.Of(v, at);
+    args.k_cache = k_cache.At(at);
+    args.v_cache = v_cache.At(at);
+    args.slots = to.Of(slots, at);
     return to.Put(kernels::kStoreKvCacheKernel, args);
   };
   return one;
@@ -118,7 +111,7 @@ KernelCase StoreCase(const TokensOfCase& of, DType cache) {
 
 // The buffers of the fused op and of the ops that it replaces, which need k beside.
 struct FusedBuffers {
-  std::size_t qkv, q_weight, k_weight, positions, cosines, q_out, k_out, k_cache, v_cache, slots;
+  CaseTensor qkv, q_weight, k_weight, positions, cosines, q_out, k_out, k_cache, v_cache, slots;
 };
 
 FusedBuffers AddFusedBuffers(KernelCase* one, const TokensOfCase& of, bool with_k_out) {
@@ -127,38 +120,35 @@ FusedBuffers AddFusedBuffers(KernelCase* one, const TokensOfCase& of, bool with_
   // most 1.8 times their root mean square, and two are added up.
   one->roundings = {.of_results = 1, .of_terms = 2};
   one->terms = [](std::int64_t) { return 3.6; };
-  const std::int64_t kv = of.tokens * of.kv_heads * kHeadSize;
+  const std::int64_t all_heads = of.heads + 2 * of.kv_heads;
   FusedBuffers b{};
-  b.qkv = one->AddNumbers(kType, of.tokens * (of.heads + 2 * of.kv_heads) * kHeadSize);
-  b.q_weight = one->AddNumbers(kType, kHeadSize);
-  b.k_weight = one->AddNumbers(kType, kHeadSize);
-  b.positions = one->AddTable(RandomPositions(of));
-  b.cosines = one->AddSharedNumbers(DType::kFloat32, of.positions * kHeadSize);
-  b.q_out = one->AddResults(kType, of.tokens * of.heads * kHeadSize);
-  if (with_k_out) b.k_out = one->AddResults(kType, kv);
-  b.k_cache = one->AddResults(kType, kv);
-  b.v_cache = one->AddResults(kType, kv);
-  b.slots = one->AddTable(ShuffledSlots(of));
+  b.qkv = one->AddNumbers(kType, {of.tokens, all_heads * kHeadSize});
+  b.q_weight = one->AddNumbers(kType, {kHeadSize});
+  b.k_weight = one->AddNumbers(kType, {kHeadSize});
+  b.positions = one->AddTable(DType::kInt64, {of.tokens}, RandomPositions(of));
+  b.cosines = one->AddSharedNumbers(DType::kFloat32, {of.positions, kHeadSize});
+  b.q_out = one->AddResults(kType, {of.tokens, of.heads, kHeadSize});
+  if (with_k_out) b.k_out = one->AddResults(kType, {of.tokens, of.kv_heads, kHeadSize});
+  b.k_cache = AddCache(one, kType, of);
+  b.v_cache = AddCache(one, kType, of);
+  b.slots = one->AddTable(DType::kInt32, {of.tokens}, ShuffledSlots(of));
   return b;
 }
 
 kernels::QkNormRopeStoreArgs FusedArgs(const KernelStream& to, const FusedBuffers& b,
                                        const TokensOfCase& of, KernelAddresses at) {
-  constexpr DType kType = DType::kBfloat16;
   kernels::QkNormRopeStoreArgs args;
-  args.qkv = to.Of(
-      Tensor::Contiguous(at[b.qkv], kType, {of.tokens, (of.heads + 2 * of.kv_heads) * kHeadSize}));
+  args.qkv = to.Of(b.qkv, at);
   args.q_heads = of.heads;
   args.kv_heads = of.kv_heads;
-  args.q_weight = Tensor::Contiguous(at[b.q_weight], kType, {kHeadSize});
-  args.k_weight = Tensor::Contiguous(at[b.k_weight], kType, {kHeadSize});
-  args.positions = to.Of(Tensor::Contiguous(at[b.positions], DType::kInt64, {of.tokens}));
-  args.cos_sin_cache =
-      Tensor::Contiguous(at[b.cosines], DType::kFloat32, {of.positions, kHeadSize});
-  args.q_out = to.Of(Tensor::Contiguous(at[b.q_out], kType, {of.tokens, of.heads, kHeadSize}));
-  args.k_cache = CacheAt(at[b.k_cache], kType, of);
-  args.v_cache = CacheAt(at[b.v_cache], kType, of);
-  args.slots = to.Of(Tensor::Contiguous(at[b.slots], DType::kInt32, {of.tokens}));
+  args.q_weight = b.q_weight.At(at);
+  args.k_weight = b.k_weight.At(at);
+  args.positions = to.Of(b.positions, at);
+  args.cos_sin_cache = b.cosines.At(at);
+  args.q_out = to.Of(b.q_out, at);
+  args.k_cache = b.k_cache.At(at);
+  args.v_cache = b.v_cache.At(at);
+  args.slots = to.Of(b.slots, at);
   return args;
 }
 
@@ -194,8 +184,7 @@ KernelCase SeparateCase(const TokensOfCase& of) {
   one.bytes = FusedBytes(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) -> Status {
     const kernels::QkNormRopeStoreArgs fused = FusedArgs(to, b, of, at);
-    const Tensor k_out = to.Of(
-        Tensor::Contiguous(at[b.k_out], fused.qkv.dtype, {of.tokens, of.kv_heads, kHeadSize}));
+    const Tensor k_out = to.Of(b.k_out, at);
     const kernels::RmsNormArgs q{.x = HeadsOf(fused.qkv, 0, of.heads),
                                  .weight = fused.q_weight,
                                  .out = fused.q_out,

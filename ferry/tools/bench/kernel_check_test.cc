@@ -121,7 +121,7 @@ KernelCase CaseThatSays(std::vector<float> said) {
   one.op = "made_up";
   one.dtype = kernels::DType::kFloat32;
   one.units = 1;
-  one.AddResults(kernels::DType::kFloat32, 4);
+  one.AddResults(kernels::DType::kFloat32, {4});
   one.launch = [said = std::move(said)](const KernelStream& stream, KernelAddresses addresses) {
     if (said.empty()) return Ok();
     const std::uint64_t bytes = said.size() * sizeof(float);

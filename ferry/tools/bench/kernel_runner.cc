@@ -392,8 +392,8 @@ Result<KernelTimes> KernelRunner::MeasureCopies(std::uint64_t half, CopyBy by) {
   one.units = 0;  // nothing that the CPU would have to say
   one.bytes = 2 * half;
   const auto elements = static_cast<std::int64_t>(half / 2);
-  const auto from = one.AddNumbers(DType::kBfloat16, elements);
-  const auto into = one.AddResults(DType::kBfloat16, elements);
+  const auto from = one.AddNumbers(DType::kBfloat16, {elements}).buffer;
+  const auto into = one.AddResults(DType::kBfloat16, {elements}).buffer;
   struct Prepared {
     std::unique_ptr<PreparedCopy> copy;
     std::byte* first = nullptr;

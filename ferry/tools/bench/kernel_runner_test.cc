@@ -53,10 +53,10 @@ KernelCase CaseOf(const MadeUp& made_up) {
   one.sizes = {{"floats", kFloats}};
   one.bytes = kFloats * sizeof(float);
   one.units = 1;
-  const auto results = one.AddResults(kernels::DType::kFloat32, kFloats);
+  const auto results = one.AddResults(kernels::DType::kFloat32, {kFloats});
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     const std::uint64_t floats = to.on_cpu() ? kFloats : made_up.written;
-    return to.Put(kFill, FillArguments{.at = cuda::AddressOf(at[results]),
+    return to.Put(kFill, FillArguments{.at = cuda::AddressOf(results.At(at).data),
                                        .floats = floats,
                                        .value = to.on_cpu() ? made_up.on_cpu : made_up.on_device});
   };
@@ -150,7 +150,7 @@ KernelCase CaseOfBytes(std::uint64_t bytes, double flops = 0) {
   KernelCase one;
   one.bytes = bytes;
   one.flops = flops;
-  one.AddNumbers(kernels::DType::kBfloat16, static_cast<std::int64_t>(bytes / 2));
+  one.AddNumbers(kernels::DType::kBfloat16, {static_cast<std::int64_t>(bytes / 2)});
   return one;
 }
 
@@ -164,10 +164,10 @@ TEST(KernelSets, AreMoreWhereAnOpIsShortAndNeverOneAlone) {
 
 TEST(KernelSets, BuffersThatAreSharedTakeNoRoomInEach) {
   KernelCase shared = CaseOfBytes(16);
-  shared.AddSharedNumbers(kernels::DType::kBfloat16, std::int64_t{4} << 30);
+  shared.AddSharedNumbers(kernels::DType::kBfloat16, {std::int64_t{4} << 30});
   EXPECT_EQ(SetsOf(shared, false), 256U);
   KernelCase each = CaseOfBytes(16);
-  each.AddNumbers(kernels::DType::kBfloat16, std::int64_t{2} << 30);
+  each.AddNumbers(kernels::DType::kBfloat16, {std::int64_t{2} << 30});
   EXPECT_EQ(SetsOf(each, false), 2U);
 }
 
@@ -188,12 +188,13 @@ TEST(KernelCaseNames, HaveTypeSizesAndVariant) {
 
 TEST(KernelCaseBuffers, AreNumberedInTheOrderInWhichTheyAreAdded) {
   KernelCase one;
-  EXPECT_EQ(one.AddNumbers(kernels::DType::kBfloat16, 10), 0U);
-  EXPECT_EQ(one.AddSharedNumbers(kernels::DType::kFloat32, 10), 1U);
-  EXPECT_EQ(one.AddLogits(10), 2U);
-  EXPECT_EQ(one.AddResults(kernels::DType::kInt64, 10), 3U);
-  EXPECT_EQ(one.AddScratch(100), 4U);
-  EXPECT_EQ(one.AddTable(std::vector<std::int32_t>{1, 2, 3}), 5U);
+  EXPECT_EQ(one.AddNumbers(kernels::DType::kBfloat16, {10}).buffer, 0U);
+  EXPECT_EQ(one.AddSharedNumbers(kernels::DType::kFloat32, {10}).buffer, 1U);
+  EXPECT_EQ(one.AddLogits({5, 2}).buffer, 2U);
+  EXPECT_EQ(one.AddResults(kernels::DType::kInt64, {10}).buffer, 3U);
+  EXPECT_EQ(one.AddScratch(kernels::DType::kFloat32, {25}).buffer, 4U);
+  EXPECT_EQ(one.AddTable(kernels::DType::kInt32, {3}, std::vector<std::int32_t>{1, 2, 3}).buffer,
+            5U);
   const std::uint64_t bytes[] = {20, 40, 20, 80, 100, 12};
   const bool shared[] = {false, true, false, false, true, false};
   for (std::size_t i = 0; i < one.buffers.size(); ++i) {

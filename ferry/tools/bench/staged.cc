@@ -37,7 +37,7 @@ constexpr std::array<NamedForm, 3> kStagedForms{
 
 class StagedBench {
  public:
-  StagedBench(cuda::DeviceApi* api, const StagedBenchJob& job)
+  StagedBench(cuda::DeviceApi* api, const BenchJob& job)
       : api_(api), job_(job), bytes_(job.bytes / kStagedTile * kStagedTile) {}
 
   Status Run() {
@@ -145,7 +145,7 @@ class StagedBench {
   }
 
   cuda::DeviceApi* const api_;
-  const StagedBenchJob job_;
+  const BenchJob job_;
   const std::uint64_t bytes_;
   std::uint32_t groups_ = 1;
   cuda::Stream stream_;
@@ -161,7 +161,7 @@ class StagedBench {
 
 }  // namespace
 
-Status RunStagedBench(const StagedBenchJob& job) {
+Status RunStagedBench(const BenchJob& job) {
   FERRY_TRY_ASSIGN(cuda::DeviceApi * api, cuda::OpenDevices(job.config));
   return StagedBench(api, job).Run();
 }

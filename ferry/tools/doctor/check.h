@@ -1,7 +1,11 @@
 // A finding of `ferry doctor`: verdict, evidence and fix.
 #pragma once
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ferry/tools/support/command.h"
@@ -24,6 +28,20 @@ struct Check {
   Verdict verdict = Verdict::kOk;
   std::string evidence;  // the values that were read
   std::string fix;       // the fix, a command to paste; empty: none needed, or none known
+
+  // Raises the verdict to at least this one and appends to the evidence.
+  template <class... Args>
+  void Find(Verdict least, fmt::format_string<Args...> format, Args&&... args) {
+    verdict = std::max(verdict, least);
+    evidence += (evidence.empty() ? "" : "; ") + fmt::format(format, std::forward<Args>(args)...);
+  }
+  // Appends a command to the fixes, unless they have it.
+  template <class... Args>
+  void Fix(fmt::format_string<Args...> format, Args&&... args) {
+    const std::string command = fmt::format(format, std::forward<Args>(args)...);
+    if (fix.find(command) != std::string::npos) return;
+    fix += (fix.empty() ? "" : " && ") + command;
+  }
 };
 
 const char* VerdictName(Verdict verdict) noexcept;

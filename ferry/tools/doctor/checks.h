@@ -83,6 +83,10 @@ Result<std::uint64_t> ReadNumber(SystemView* system, const std::string& path);
 // The path below /proc/sys of a sysctl(8) name.
 std::string SysctlPath(std::string_view name);
 Check Skipped(std::string id, const Error& error);
+template <class... Args>
+Check Skipped(std::string id, fmt::format_string<Args...> format, Args&&... args) {
+  return {std::move(id), Verdict::kSkipped, fmt::format(format, std::forward<Args>(args)...), ""};
+}
 // Ports of this machine's listening TCP sockets.
 std::set<int> PortsInUse(SystemView* system);
 // Parses a list such as "0-3,8" to sorted numbers; empty if it is malformed.

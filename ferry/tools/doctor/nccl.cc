@@ -103,12 +103,10 @@ void AddInterfaces(const PluginSetup& setup, Check* check) {
     const bool known = (" " + taken + " ").find(" " + local.interface + " ") != std::string::npos;
     if (!known) taken += (taken.empty() ? "" : " ") + local.interface;
   }
-  if (!taken.empty()) return AddFinding(Verdict::kOk, fmt::format("which takes {}", taken), check);
+  if (!taken.empty()) return check->Find(Verdict::kOk, "which takes {}", taken);
   const std::string name = list ? "NCCL_SOCKET_IFNAME" : "NCCL_SOCKET_FAMILY";
-  AddFinding(
-      Verdict::kProblem,
-      fmt::format("{}={} takes no interface that has an address", name, list ? *list : *family),
-      check);
+  check->Find(Verdict::kProblem, "{}={} takes no interface that has an address", name,
+              list ? *list : *family);
   check->fix = "unset " + name;
 }
 
@@ -183,7 +181,7 @@ Check CheckNcclPlugin(const PluginSetup& setup) {
   check.evidence = *path;
   AddLoading(setup, *path, &check);
   if (check.verdict == Verdict::kOk && path->find(kPluginFile) == std::string::npos) {
-    AddFinding(Verdict::kNote, fmt::format("which is another plugin than {}", kPluginFile), &check);
+    check.Find(Verdict::kNote, "which is another plugin than {}", kPluginFile);
     check.fix = use;
   }
   return check;
@@ -192,7 +190,7 @@ Check CheckNcclPlugin(const PluginSetup& setup) {
 Check CheckNcclGlibc(const PluginSetup& setup) {
   Check check{"nccl_glibc", Verdict::kOk, "", ""};
   const auto path = PathOfPlugin(setup);
-  if (!path) return Skipped(check.id, Error(Code::kUnavailable, "no plugin was found"));
+  if (!path) return Skipped(check.id, "no plugin was found");
   const auto file = setup.system->ReadFile(*path);
   if (!file) return Skipped(check.id, file.error());
   const auto needed = NeededGlibc(*file);
@@ -201,9 +199,10 @@ Check CheckNcclGlibc(const PluginSetup& setup) {
   const auto words = WordsOf(said->out);  // "glibc 2.36"
   const auto present = words.size() == 2 ? MajorMinorOf(words.back()) : std::nullopt;
   if (!needed || !present) {
-    return Skipped(check.id, Error(Code::kCorrupt, fmt::format("{} and getconf(1) do not tell "
-                                                               "versions of glibc",
-                                                               *path)));
+    return Skipped(check.id,
+                   "{} and getconf(1) do not tell "
+                   "versions of glibc",
+                   *path);
   }
   check.evidence =
       fmt::format("{} needs {} or later, here is {}", *path, TextOf(*needed), TextOf(*present));
@@ -220,11 +219,10 @@ Check CheckNcclLibrary(const PluginSetup& setup) {
   auto path = FindFile(setup, kNcclFile);
   if (!path) path = FindWheel(setup);
   if (!path) {
-    return Skipped(
-        check.id,
-        Error(Code::kUnavailable, fmt::format("no {} in LD_LIBRARY_PATH, the loader's folders or "
-                                              "the Python environment; a program may bring its own",
-                                              kNcclFile)));
+    return Skipped(check.id,
+                   "no {} in LD_LIBRARY_PATH, the loader's folders or "
+                   "the Python environment; a program may bring its own",
+                   kNcclFile);
   }
   check.evidence = *path;
   const std::string version = VersionOfNccl(setup, *path);
@@ -236,23 +234,21 @@ Check CheckNcclVariables(const PluginSetup& setup) {
   Check check{"nccl_variables", Verdict::kOk, "", ""};
   for (const auto& [name, value] : setup.environment) {
     if (!name.starts_with("NCCL_") || value.empty()) continue;
-    AddFinding(Verdict::kOk, fmt::format("{}={}", name, value), &check);
+    check.Find(Verdict::kOk, "{}={}", name, value);
   }
   if (check.evidence.empty()) check.evidence = "none of NCCL's is set";
   if (const auto net = setup.Variable("NCCL_NET"); net && !IsWord(*net, kPluginName)) {
-    AddFinding(Verdict::kProblem, fmt::format("NCCL_NET={} is another network than Ferry", *net),
-               &check);
+    check.Find(Verdict::kProblem, "NCCL_NET={} is another network than Ferry", *net);
     check.fix = "unset NCCL_NET";
   }
   AddInterfaces(setup, &check);
   for (const char* bound : {"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS",
                             "NCCL_MIN_NRINGS", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS"}) {
     if (!setup.Variable(bound)) continue;
-    AddFinding(Verdict::kNote,
-               fmt::format("{} bounds NCCL's channels, so FERRY_NCCL_CHANNELS may not count; give "
-                           "all ranks the same",
-                           bound),
-               &check);
+    check.Find(Verdict::kNote,
+               "{} bounds NCCL's channels, so FERRY_NCCL_CHANNELS may not count; give "
+               "all ranks the same",
+               bound);
   }
   return check;
 }

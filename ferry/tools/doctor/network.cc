@@ -278,9 +278,9 @@ Check CheckMtu(const Context& context, std::span<const Dialed> dialed) {
   const auto reached =
       std::find_if(dialed.begin(), dialed.end(), [](const Dialed& one) { return one.error == 0; });
   if (reached == dialed.end() || context.interfaces.empty()) {
-    return Skipped(check.id, Error(Code::kUnavailable,
-                                   "it shows on a connection, and there is "
-                                   "none"));
+    return Skipped(check.id,
+                   "it shows on a connection, and there is "
+                   "none");
   }
   const std::string& interface = context.interfaces.front();
   const auto link = NumberIn(ReadWord(context, interface, "mtu"));
@@ -334,10 +334,10 @@ std::vector<Check> CheckRoute(Context* context, Deadline deadline) {
 
 std::vector<Check> CheckReach(Context* context, Deadline deadline) {
   if (!context->peer) {
-    return {Skipped("reach", Error(Code::kInvalidArgument, "no peer was given; use --peer HOST"))};
+    return {Skipped("reach", "no peer was given; use --peer HOST")};
   }
   if (context->resolved.empty()) {
-    return {Skipped("reach", Error(Code::kUnavailable, "the peer has no address"))};
+    return {Skipped("reach", "the peer has no address")};
   }
   std::vector<PortRange> ranges = context->ranges;
   if (context->config.port_first != 0) {
@@ -371,11 +371,10 @@ std::vector<Check> CheckReach(Context* context, Deadline deadline) {
 Check CheckPeer(const Context& context, Deadline deadline) {
   Check check{"peer", Verdict::kOk, "", ""};
   if (!context.peer) {
-    return Skipped(check.id, Error(Code::kInvalidArgument, "no peer was given; use --peer HOST"));
+    return Skipped(check.id, "no peer was given; use --peer HOST");
   }
   if (!context.reached) {
-    return Skipped(check.id, Error(Code::kUnavailable,
-                                   fmt::format("nothing answers at {}", context.peer->ToString())));
+    return Skipped(check.id, "nothing answers at {}", context.peer->ToString());
   }
   const auto met = context.system->TryConnect(context.config, context.resolved, deadline);
   if (!met) {

@@ -126,8 +126,7 @@ void AddEphemeral(const PluginSetup& setup, Check* check) {
   const auto reserved = setup.system->ReadFile(SysctlPath("net.ipv4.ip_local_reserved_ports"));
   const auto entries = SplitAt(reserved ? *reserved : std::string(), ',');
   if (std::find(entries.begin(), entries.end(), ports) != entries.end()) return;
-  AddFinding(Verdict::kNote,
-             fmt::format("outgoing connections take ports of {}-{}, too", *first, *last), check);
+  check->Find(Verdict::kNote, "outgoing connections take ports of {}-{}, too", *first, *last);
   if (check->fix.empty()) {
     check->fix = fmt::format("sysctl -w net.ipv4.ip_local_reserved_ports={}", ports);
   }
@@ -170,28 +169,24 @@ Check CheckNixlWheel(const PluginSetup& setup) {
   const auto wheels = FindNixlWheels(setup);
   if (wheels.empty()) {
     return Skipped(check.id,
-                   Error(Code::kUnavailable,
-                         "no nixl_cu12 or nixl_cu13 in VIRTUAL_ENV, CONDA_PREFIX, beside a python3 "
-                         "of PATH or in ~/.local; a program may bring its own NIXL"));
+                   "no nixl_cu12 or nixl_cu13 in VIRTUAL_ENV, CONDA_PREFIX, beside a python3 "
+                   "of PATH or in ~/.local; a program may bring its own NIXL");
   }
   for (const NixlWheel& wheel : wheels) {
     const std::string name = fmt::format("{} {} in {}", wheel.package, wheel.version, wheel.site);
     const auto version = MajorMinorOf(wheel.version);
     if (!version) {
-      AddFinding(Verdict::kNote, name + ", an unknown version", &check);
+      check.Find(Verdict::kNote, "{}", name + ", an unknown version");
     } else if (version->first != kMajor) {
-      AddFinding(Verdict::kProblem,
-                 fmt::format("{}: the plug-in refuses to work with it, it works with {}.x only",
-                             name, kMajor),
-                 &check);
+      check.Find(Verdict::kProblem,
+                 "{}: the plug-in refuses to work with it, it works with {}.x only", name, kMajor);
       check.fix = fmt::format("pip install 'nixl>={},<{}'", kMajor, kMajor + 1);
     } else if (version->second > kNewestMinor) {
-      AddFinding(Verdict::kWarning,
-                 fmt::format("{}: newer than the versions that the plug-in knows, {}.0 to {}.{}",
-                             name, kMajor, kMajor, kNewestMinor),
-                 &check);
+      check.Find(Verdict::kWarning,
+                 "{}: newer than the versions that the plug-in knows, {}.0 to {}.{}", name, kMajor,
+                 kMajor, kNewestMinor);
     } else {
-      AddFinding(Verdict::kOk, name, &check);
+      check.Find(Verdict::kOk, "{}", name);
     }
   }
   return check;
@@ -207,8 +202,8 @@ Check CheckNixlPlugin(const PluginSetup& setup) {
     AddLoading(setup, path, &check);
     return check;
   }
-  AddFinding(
-      Verdict::kProblem,
+  check.Find(
+      Verdict::kProblem, "{}",
       folder.empty()
           ? fmt::format("{} is {}", kFolderVariable,
                         IsFolderEmpty(setup)
@@ -216,10 +211,9 @@ Check CheckNixlPlugin(const PluginSetup& setup) {
                             : "not set, and there is no wheel with a folder of plug-ins")
           : fmt::format("no {} in {}{}: agents have no back end FERRY", kFile, folder,
                         setup.Variable(kFolderVariable) ? fmt::format(" ({})", kFolderVariable)
-                                                        : ", where NIXL searches by default"),
-      &check);
+                                                        : ", where NIXL searches by default"));
   const auto elsewhere = FindElsewhere(setup);
-  if (elsewhere) AddFinding(Verdict::kProblem, fmt::format("there is {}", *elsewhere), &check);
+  if (elsewhere) check.Find(Verdict::kProblem, "there is {}", *elsewhere);
   check.fix = MakeFolder(elsewhere.value_or(fmt::format("/path/to/{}", kFile)));
   return check;
 }
@@ -248,9 +242,7 @@ Check CheckNixlFolder(const PluginSetup& setup) {
   }
   const auto wheels = FindNixlWheels(setup);
   if (wheels.empty()) {
-    return Skipped(check.id,
-                   Error(Code::kUnavailable,
-                         fmt::format("{}: there is no wheel to compare it with", *folder)));
+    return Skipped(check.id, "{}: there is no wheel to compare it with", *folder);
   }
   std::size_t count = 0;
   std::size_t missing = 0;
@@ -313,8 +305,8 @@ Check CheckNixlPorts(const PluginSetup& setup) {
   check.evidence =
       fmt::format("FERRY_PORT_RANGE={}-{}: {} of {} ports are free", first, last, free, count);
   if (free < kUsualAgents) {
-    AddFinding(free == 0 ? Verdict::kProblem : Verdict::kNote,
-               "each agent of this machine needs one", &check);
+    check.Find(free == 0 ? Verdict::kProblem : Verdict::kNote,
+               "each agent of this machine needs one");
     check.fix = "export FERRY_PORT_RANGE=20000-20999";
   }
   AddEphemeral(setup, &check);
@@ -325,17 +317,16 @@ Check CheckNixlSettings(const PluginSetup& setup) {
   Check check{"nixl_settings", Verdict::kOk, "", ""};
   for (const auto& [name, value] : setup.environment) {
     if (!name.starts_with("NIXL_") || value.empty()) continue;
-    AddFinding(Verdict::kOk, fmt::format("{}={}", name, value), &check);
+    check.Find(Verdict::kOk, "{}={}", name, value);
   }
   if (check.evidence.empty()) check.evidence = "none of NIXL's variables is set";
   const Config& config = setup.config;
   if (!config.secret.empty() || !config.secret_file.empty() || config.tls != TlsMode::kOff) {
     return check;
   }
-  AddFinding(Verdict::kOk,
+  check.Find(Verdict::kOk,
              "agents of other machines are let in without FERRY_SECRET_FILE, because they prove "
-             "that they have the agent's metadata",
-             &check);
+             "that they have the agent's metadata");
   return check;
 }
 

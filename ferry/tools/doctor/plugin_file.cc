@@ -24,17 +24,15 @@ void AddMissing(const PluginSetup& setup, const std::string& path, Check* check)
     command.insert(command.begin(), {"env", fmt::format("LD_LIBRARY_PATH={}", *folders)});
   }
   const auto listed = setup.system->Run(command, setup.deadline);
-  if (!listed) return AddFinding(Verdict::kNote, listed.error().message(), check);
+  if (!listed) return check->Find(Verdict::kNote, "{}", listed.error().message());
   for (const std::string& line : SplitAt(listed->out + "\n" + listed->err, '\n')) {
     if (!IsMissing(line)) continue;
-    AddFinding(Verdict::kProblem, line.substr(line.find_first_not_of(" \t")), check);
+    check->Find(Verdict::kProblem, "{}", line.substr(line.find_first_not_of(" \t")));
     check->fix = fmt::format("ldd -r {}  # then install what is not found", ShellWord(path));
   }
   if (check->verdict == Verdict::kOk && listed->exit_code != 0) {
-    AddFinding(Verdict::kProblem,
-               fmt::format("which ldd does not take for a shared library (exit code {})",
-                           listed->exit_code),
-               check);
+    check->Find(Verdict::kProblem, "which ldd does not take for a shared library (exit code {})",
+                listed->exit_code);
   }
 }
 
@@ -68,21 +66,15 @@ std::vector<std::string> SplitAt(std::string_view text, char mark) {
   return parts;
 }
 
-void AddFinding(Verdict verdict, const std::string& text, Check* check) {
-  check->verdict = std::max(check->verdict, verdict);
-  check->evidence += (check->evidence.empty() ? "" : "; ") + text;
-}
-
 void AddLoading(const PluginSetup& setup, const std::string& path, Check* check) {
   const auto state = setup.system->StateOf(path);
   if (!state) {
-    AddFinding(Verdict::kProblem, state.error().message(), check);
+    check->Find(Verdict::kProblem, "{}", state.error().message());
   } else if (state->kind != PathState::Kind::kFile || !state->readable) {
-    AddFinding(Verdict::kProblem, "which is not a readable file", check);
+    check->Find(Verdict::kProblem, "which is not a readable file");
     check->fix = fmt::format("ls -ld {}", ShellWord(path));
   } else if (state->noexec) {
-    AddFinding(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded",
-               check);
+    check->Find(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded");
   } else {
     AddMissing(setup, path, check);
   }

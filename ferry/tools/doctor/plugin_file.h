@@ -34,8 +34,6 @@ std::optional<MajorMinor> MajorMinorOf(std::string_view text);
 std::string FolderOf(const std::string& path);
 // The parts between the marks that are not empty.
 std::vector<std::string> SplitAt(std::string_view text, char mark);
-// Raises the check's verdict to at least this one and appends to its evidence.
-void AddFinding(Verdict verdict, const std::string& text, Check* check);
 // Adds what keeps the loader from loading the file: no readable file, a mount with noexec,
 // libraries and symbols that it does not find.
 void AddLoading(const PluginSetup& setup, const std::string& path, Check* check);

@@ -220,8 +220,7 @@ Check CheckCores(const Context& context) {
   Check check{"cores", Verdict::kOk, "", ""};
   const auto usable = context.system->Cores();
   if (usable.empty()) {
-    return Skipped(check.id,
-                   Error(Code::kUnavailable, "the kernel does not tell the usable cores"));
+    return Skipped(check.id, "the kernel does not tell the usable cores");
   }
   const auto online = context.system->ReadFile("/sys/devices/system/cpu/online");
   const std::size_t all = online ? CoreList(*online).size() : 0;
@@ -252,8 +251,7 @@ Check CheckNuma(const Context& context) {
   if (!online) return Skipped(check.id, online.error());
   const auto nodes = CoreList(*online);
   if (nodes.empty()) {
-    return Skipped(check.id, Error(Code::kCorrupt, fmt::format("the nodes online are \"{}\"",
-                                                               online->substr(0, 60))));
+    return Skipped(check.id, "the nodes online are \"{}\"", online->substr(0, 60));
   }
   check.evidence = nodes.size() == 1 ? "one node" : fmt::format("{} nodes", nodes.size());
   if (nodes.size() == 1) return check;
@@ -266,7 +264,7 @@ Check CheckNuma(const Context& context) {
 Check CheckLinks(const Context& context) {
   Check check{"link", Verdict::kOk, "", ""};
   if (context.interfaces.empty()) {
-    return Skipped(check.id, Error(Code::kUnavailable, "no interface is known to be used"));
+    return Skipped(check.id, "no interface is known to be used");
   }
   if (context.loopback) {
     check.evidence = "loopback: as fast as memory is copied";
@@ -283,8 +281,7 @@ Check CheckMemory(const Context& context) {
   const auto total = MemoryField(*meminfo, "MemTotal:");
   const auto available = MemoryField(*meminfo, "MemAvailable:");
   if (!total || !available) {
-    return Skipped(check.id,
-                   Error(Code::kCorrupt, "/proc/meminfo has no MemTotal and MemAvailable in kB"));
+    return Skipped(check.id, "/proc/meminfo has no MemTotal and MemAvailable in kB");
   }
   check.evidence = fmt::format("{} of {} available", SizeText(*available), SizeText(*total));
   std::uint64_t limit = kUnlimited;
@@ -316,8 +313,7 @@ Check CheckSwap(const Context& context) {
   const auto total = MemoryField(*meminfo, "SwapTotal:");
   const auto unused = MemoryField(*meminfo, "SwapFree:");
   if (!total || !unused || *unused > *total) {
-    return Skipped(check.id,
-                   Error(Code::kCorrupt, "/proc/meminfo has no SwapTotal and SwapFree in kB"));
+    return Skipped(check.id, "/proc/meminfo has no SwapTotal and SwapFree in kB");
   }
   if (*total == 0) {
     check.evidence = "none";
@@ -340,9 +336,10 @@ Check CheckHugePages(const Context& context) {
   const auto open = text->find('[');  // "always [madvise] never"
   const auto close = text->find(']');
   if (open == std::string::npos || close == std::string::npos || close < open) {
-    return Skipped(check.id, Error(Code::kCorrupt, fmt::format("{} holds \"{}\", which chooses "
-                                                               "nothing",
-                                                               kMode, text->substr(0, 60))));
+    return Skipped(check.id,
+                   "{} holds \"{}\", which chooses "
+                   "nothing",
+                   kMode, text->substr(0, 60));
   }
   const std::string mode = text->substr(open + 1, close - open - 1);
   check.evidence = fmt::format("transparent: {}", mode);

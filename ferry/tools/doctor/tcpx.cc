@@ -41,18 +41,16 @@ PluginPath PathOfPlugin(const TcpxSetup& setup) {
 
 void AddMissingPlugin(const TcpxSetup& setup, const PluginPath& plugin, const Error& error,
                       Check* check) {
-  AddTcpxFinding(Verdict::kProblem,
-                 plugin.origin.empty() ? error.message()
-                                       : fmt::format("{}: {}", plugin.origin, error.message()),
-                 check);
+  check->Find(Verdict::kProblem, "{}",
+              plugin.origin.empty() ? error.message()
+                                    : fmt::format("{}: {}", plugin.origin, error.message()));
   for (const char* other : {kUsualPluginPath, kInstalledPlugin}) {
     if (other == plugin.path || !setup.system->StateOf(other)) continue;
-    AddTcpxFinding(check->verdict, fmt::format("there is {}", other), check);
-    AddTcpxFix(fmt::format("export {}={}", kPluginVariable, other), check);
+    check->Find(check->verdict, "there is {}", other);
+    check->Fix("export {}={}", kPluginVariable, other);
     return;
   }
-  AddTcpxFix(fmt::format("export {}=/path/to/libnccl-net.so  # of GPUDirect-TCPX", kPluginVariable),
-             check);
+  check->Fix("export {}=/path/to/libnccl-net.so  # of GPUDirect-TCPX", kPluginVariable);
 }
 
 // ---- the daemon ---------------------------------------------------------------------------------
@@ -69,23 +67,18 @@ bool HasDaemon(const std::vector<std::string>& names) {
 void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check) {
   for (const char* other : {kDaemonsFolder, kPluginsPrefix}) {
     if (prefix == other || !HasDaemon(NamesIn(setup, other))) continue;
-    AddTcpxFinding(
-        Verdict::kProblem,
-        fmt::format("the daemon's sockets are in {}, and the plugin looks in {}", other, prefix),
-        check);
-    AddTcpxFix(fmt::format("export {}={}", kPrefixVariable, other), check);
+    check->Find(Verdict::kProblem, "the daemon's sockets are in {}, and the plugin looks in {}",
+                other, prefix);
+    check->Fix("export {}={}", kPrefixVariable, other);
     return;
   }
-  AddTcpxFinding(Verdict::kProblem,
-                 fmt::format("no rx_rule_manager in {}: the receive-datapath daemon does not run, "
-                             "or has its sockets elsewhere",
-                             prefix),
-                 check);
+  check->Find(Verdict::kProblem,
+              "no rx_rule_manager in {}: the receive-datapath daemon does not run, "
+              "or has its sockets elsewhere",
+              prefix);
   const bool usual = prefix == kPluginsPrefix;
-  AddTcpxFix(fmt::format("ls {}{}/  # where the daemon's --uds_path is; {} must name it",
-                         ShellWord(prefix), usual ? fmt::format("/ {}", kDaemonsFolder) : "",
-                         kPrefixVariable),
-             check);
+  check->Fix("ls {}{}/  # where the daemon's --uds_path is; {} must name it", ShellWord(prefix),
+             usual ? fmt::format("/ {}", kDaemonsFolder) : "", kPrefixVariable);
 }
 
 // A socket that a client can connect to. Whether somebody listens is not tried: the daemon would
@@ -93,12 +86,12 @@ void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check
 void AddSocket(const TcpxSetup& setup, const std::string& path, Check* check) {
   const auto state = setup.system->StateOf(path);
   if (!state) {
-    AddTcpxFinding(Verdict::kProblem, state.error().message(), check);
+    check->Find(Verdict::kProblem, "{}", state.error().message());
   } else if (state->kind != PathState::Kind::kSocket) {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("{} is not a socket", path), check);
+    check->Find(Verdict::kProblem, "{} is not a socket", path);
   } else if (!state->writable) {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("{} may not be connected to", path), check);
-    AddTcpxFix(fmt::format("chmod a+w {}", ShellWord(path)), check);
+    check->Find(Verdict::kProblem, "{} may not be connected to", path);
+    check->Fix("chmod a+w {}", ShellWord(path));
   }
 }
 
@@ -114,19 +107,17 @@ std::vector<std::string> GpusOfDaemon(const std::vector<std::string>& names) {
 void AddGpuSockets(const TcpxSetup& setup, const std::string& prefix,
                    const std::vector<std::string>& served, Check* check) {
   if (served.empty()) {
-    AddTcpxFinding(
-        Verdict::kProblem,
-        fmt::format("no {}* in {}: the daemon has no pool in any GPU", kGpuSocket, prefix), check);
+    check->Find(Verdict::kProblem, "no {}* in {}: the daemon has no pool in any GPU", kGpuSocket,
+                prefix);
     return;
   }
-  AddTcpxFinding(Verdict::kOk, fmt::format("pools in {} GPUs", served.size()), check);
+  check->Find(Verdict::kOk, "pools in {} GPUs", served.size());
   for (const std::string& gpu : setup.gpus) {
     // With or without the PCI domain.
     const bool has = std::any_of(served.begin(), served.end(),
                                  [&](const std::string& one) { return gpu.ends_with(one); });
     if (has) continue;
-    AddTcpxFinding(Verdict::kWarning, fmt::format("none in GPU {}, which can receive nothing", gpu),
-                   check);
+    check->Find(Verdict::kWarning, "none in GPU {}, which can receive nothing", gpu);
   }
 }
 
@@ -137,26 +128,8 @@ bool HintsAtTcpx(const TcpxSetup& setup) {
   return !plugin.origin.empty() || setup.system->StateOf(plugin.path);
 }
 
-std::optional<std::string> TcpxSetup::Variable(const std::string& name) const {
-  const auto found = environment.find(name);
-  if (found == environment.end() || found->second.empty()) return std::nullopt;
-  return found->second;
-}
-
-void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check) {
-  check->verdict = std::max(check->verdict, verdict);
-  check->evidence += (check->evidence.empty() ? "" : "; ") + text;
-}
-
-void AddTcpxFix(const std::string& command, Check* check) {
-  if (check->fix.find(command) != std::string::npos) return;
-  check->fix += (check->fix.empty() ? "" : " && ") + command;
-}
-
 TcpxSetup TcpxSetupOf(SystemView* system) {
-  TcpxSetup setup;
-  setup.system = system;
-  setup.environment = system->Environment();
+  TcpxSetup setup{{system, Config(), system->Environment(), Deadline::Never()}};
   if (auto gpus = system->List(kGpuFolder)) setup.gpus = *std::move(gpus);
   std::vector<std::string> all;
   for (const std::string& name : NamesIn(setup, "/sys/class/net")) {
@@ -227,17 +200,15 @@ Check CheckTcpxPlugin(const TcpxSetup& setup) {
       plugin.origin.empty() ? plugin.path : fmt::format("{}, by {}", plugin.path, plugin.origin);
   const std::string word = ShellWord(plugin.path);
   if (state->kind != PathState::Kind::kFile) {
-    AddTcpxFinding(Verdict::kProblem, "not a file", &check);
-    AddTcpxFix(fmt::format("ls -ld {}", word), &check);
+    check.Find(Verdict::kProblem, "not a file");
+    check.Fix("ls -ld {}", word);
   } else if (!state->readable) {
-    AddTcpxFinding(Verdict::kProblem, "which may not be read", &check);
-    AddTcpxFix(fmt::format("chmod a+r {}", word), &check);
+    check.Find(Verdict::kProblem, "which may not be read");
+    check.Fix("chmod a+r {}", word);
   } else if (state->noexec) {
-    AddTcpxFinding(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded",
-                   &check);
+    check.Find(Verdict::kProblem, "on a mount with noexec, from where nothing can be loaded");
     const std::string folder = ShellWord(FolderOf(plugin.path));
-    AddTcpxFix(fmt::format("mount --bind {0} {0} && mount -o remount,bind,exec {0}", folder),
-               &check);
+    check.Fix("mount --bind {0} {0} && mount -o remount,bind,exec {0}", folder);
   }
   return check;
 }

@@ -3,7 +3,6 @@
 // effect.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "ferry/tcpx/tcpx_judge.h"
 #include "ferry/tools/doctor/check.h"
 #include "ferry/tools/doctor/checks.h"
+#include "ferry/tools/doctor/plugin_file.h"
 #include "ferry/tools/doctor/system.h"
 
 namespace ferry::tools {
@@ -21,15 +21,10 @@ namespace ferry::tools {
 inline constexpr const char* kPluginVariable = "FERRY_NET_PLUGIN";
 
 // The inputs that the checks share.
-struct TcpxSetup {
-  SystemView* system = nullptr;
-  std::map<std::string, std::string> environment;
-  bool chosen = false;                  // NCCL_GPUDIRECTTCPX_SOCKET_IFNAME names interfaces
-  std::vector<std::string> interfaces;  // that the plugin takes, sorted as it does
-  std::vector<std::string> gpus;        // PCI addresses: "0000:04:00.0"
-
-  // The value of an environment variable; an empty one counts as unset.
-  std::optional<std::string> Variable(const std::string& name) const;
+struct TcpxSetup : PluginSetup {
+  bool chosen = false;                       // NCCL_GPUDIRECTTCPX_SOCKET_IFNAME names interfaces
+  std::vector<std::string> interfaces = {};  // that the plugin takes, sorted as it does
+  std::vector<std::string> gpus = {};        // PCI addresses: "0000:04:00.0"
 };
 TcpxSetup TcpxSetupOf(SystemView* system);
 // Whether a variable names a plugin or the file of GPUDirect-TCPX's exists.
@@ -66,9 +61,5 @@ using net::plugin::TcpxEntries;  // NOLINT: for those who include this
 using net::plugin::TcpxMatches;  // NOLINT: for those who include this
 // The chunk size in bytes; nothing if it is not set or is not a number above 0.
 std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
-// Raises the check's verdict to at least this one and appends to its evidence.
-void AddTcpxFinding(Verdict verdict, const std::string& text, Check* check);
-// Appends a command to the check's fixes.
-void AddTcpxFix(const std::string& command, Check* check);
 
 }  // namespace ferry::tools

@@ -52,13 +52,13 @@ void AddDataInterface(const TcpxSetup& setup, const std::string& interface, Chec
   const std::string host = Ipv4Of(setup, interface);
   const std::string word = ShellWord(interface);
   if (state == "down" || state == "lowerlayerdown") {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("{} is {}", interface, state), check);
-    AddTcpxFix(fmt::format("ip link set dev {} up", word), check);
+    check->Find(Verdict::kProblem, "{} is {}", interface, state);
+    check->Fix("ip link set dev {} up", word);
   } else if (host.empty()) {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("{} has no IPv4 address", interface), check);
-    AddTcpxFix(fmt::format("ip address add ADDRESS/PREFIX dev {}", word), check);
+    check->Find(Verdict::kProblem, "{} has no IPv4 address", interface);
+    check->Fix("ip address add ADDRESS/PREFIX dev {}", word);
   } else {
-    AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", interface, host), check);
+    check->Find(Verdict::kOk, "{} {}", interface, host);
   }
 }
 
@@ -90,12 +90,11 @@ void AddSplitByFlags(const std::string& interface, const std::map<std::string, b
     verdict = std::max(verdict, name == kSplitFlag ? Verdict::kProblem : Verdict::kWarning);
     off += fmt::format("{}{}", off.empty() ? "" : ", ", name);
   }
-  AddTcpxFinding(verdict,
-                 off.empty() ? fmt::format("{} {} on", interface, kSplitFlag)
-                             : fmt::format("{} {} off", interface, off),
-                 check);
+  check->Find(verdict, "{}",
+              off.empty() ? fmt::format("{} {} on", interface, kSplitFlag)
+                          : fmt::format("{} {} off", interface, off));
   if (off.empty()) return;
-  AddTcpxFix(fmt::format("ethtool --set-priv-flags {}{}", ShellWord(interface), wanted), check);
+  check->Fix("ethtool --set-priv-flags {}{}", ShellWord(interface), wanted);
 }
 
 // Other drivers have a setting of the ring (ethtool -g) in place of this private flag.
@@ -104,24 +103,20 @@ void AddSplitByRing(const TcpxSetup& setup, const std::string& interface, Deadli
   const std::string word = ShellWord(interface);
   const auto split = DataSplitOf(setup, interface, deadline);
   if (!split) {
-    AddTcpxFinding(
-        Verdict::kWarning,
-        fmt::format("{} has no flag {}, and {}", interface, kSplitFlag, split.error().message()),
-        check);
-    AddTcpxFix("apt-get install ethtool", check);
+    check->Find(Verdict::kWarning, "{} has no flag {}, and {}", interface, kSplitFlag,
+                split.error().message());
+    check->Fix("apt-get install ethtool");
   } else if (*split == "on") {
-    AddTcpxFinding(Verdict::kOk, fmt::format("{} TCP data split on", interface), check);
+    check->Find(Verdict::kOk, "{} TCP data split on", interface);
   } else if (*split == "off" || *split == "auto") {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("{} TCP data split {}", interface, *split),
-                   check);
-    AddTcpxFix(fmt::format("ethtool -G {} tcp-data-split on", word), check);
+    check->Find(Verdict::kProblem, "{} TCP data split {}", interface, *split);
+    check->Fix("ethtool -G {} tcp-data-split on", word);
   } else {
-    AddTcpxFinding(Verdict::kProblem,
-                   fmt::format("{} has no flag {} and no TCP data split: it cannot receive into a "
-                               "GPU",
-                               interface, kSplitFlag),
-                   check);
-    AddTcpxFix(fmt::format("ethtool -i {}", word), check);
+    check->Find(Verdict::kProblem,
+                "{} has no flag {} and no TCP data split: it cannot receive into a "
+                "GPU",
+                interface, kSplitFlag);
+    check->Fix("ethtool -i {}", word);
   }
 }
 
@@ -198,13 +193,11 @@ void AddDistance(const TcpxSetup& setup, const PciDevice& nic, const std::vector
   }
   const char* const shared = wanted == Near::kSameSwitch ? "switch" : "root";
   if (!near.empty()) {
-    AddTcpxFinding(Verdict::kOk,
-                   fmt::format("{} shares a PCI {} with {}", nic.name, shared, TcpxList(near)),
-                   check);
+    check->Find(Verdict::kOk, "{} shares a PCI {} with {}", nic.name, shared, TcpxList(near));
     return;
   }
-  AddTcpxFinding(setup.chosen ? Verdict::kProblem : Verdict::kNote,
-                 fmt::format("{} shares a PCI {} with no GPU", nic.name, shared), check);
+  check->Find(setup.chosen ? Verdict::kProblem : Verdict::kNote, "{} shares a PCI {} with no GPU",
+              nic.name, shared);
   if (check->fix.empty()) {
     check->fix = fmt::format("nvidia-smi topo -m  # and leave it out of {}", kDataInterfaces);
   }
@@ -223,22 +216,19 @@ Check CheckTcpxInterfaces(const TcpxSetup& setup) {
         std::any_of(setup.interfaces.begin(), setup.interfaces.end(),
                     [&](const auto& name) { return TakesInterface(entry, exact, name); });
     if (!found) {
-      AddTcpxFinding(Verdict::kProblem,
-                     fmt::format("{} names {}, and there is none", kDataInterfaces, entry), &check);
+      check.Find(Verdict::kProblem, "{} names {}, and there is none", kDataInterfaces, entry);
     }
   }
   for (const std::string& interface : setup.interfaces) AddDataInterface(setup, interface, &check);
   if (setup.interfaces.empty()) {
-    AddTcpxFinding(Verdict::kProblem, "the plugin would find no interface", &check);
+    check.Find(Verdict::kProblem, "the plugin would find no interface");
   }
   if (!setup.chosen) {
-    AddTcpxFinding(Verdict::kWarning,
-                   fmt::format("{} is not set, and the plugin takes all of these, that of the host "
-                               "itself, too",
-                               kDataInterfaces),
-                   &check);
-    AddTcpxFix(fmt::format("export {}={}  # those near the GPUs", kDataInterfaces, kA3Interfaces),
-               &check);
+    check.Find(Verdict::kWarning,
+               "{} is not set, and the plugin takes all of these, that of the host "
+               "itself, too",
+               kDataInterfaces);
+    check.Fix("export {}={}  # those near the GPUs", kDataInterfaces, kA3Interfaces);
   }
   if (check.verdict == Verdict::kProblem && check.fix.empty()) check.fix = "ip -brief address";
   return check;
@@ -259,11 +249,11 @@ Check CheckTcpxControl(const TcpxSetup& setup) {
   check.evidence =
       fmt::format("{}={}{}", kControlInterface, *name, host.empty() ? "" : ", " + host);
   if (state.empty()) {
-    AddTcpxFinding(Verdict::kProblem, "there is no such interface", &check);
+    check.Find(Verdict::kProblem, "there is no such interface");
   } else if (state == "down" || state == "lowerlayerdown") {
-    AddTcpxFinding(Verdict::kProblem, fmt::format("which is {}", state), &check);
+    check.Find(Verdict::kProblem, "which is {}", state);
   } else if (host.empty()) {
-    AddTcpxFinding(Verdict::kProblem, "which has no IPv4 address", &check);
+    check.Find(Verdict::kProblem, "which has no IPv4 address");
   }
   if (check.verdict != Verdict::kOk) check.fix = "ip -brief address";
   return check;
@@ -275,7 +265,7 @@ Check CheckTcpxHeaderSplit(const TcpxSetup& setup, Deadline deadline) {
   for (const std::string& interface : setup.interfaces) {
     const auto switches = setup.system->SwitchesOf(interface);
     if (!switches) {
-      AddTcpxFinding(Verdict::kProblem, switches.error().message(), &check);
+      check.Find(Verdict::kProblem, "{}", switches.error().message());
     } else if (switches->private_flags.count(kSplitFlag) != 0) {
       AddSplitByFlags(interface, switches->private_flags, &check);
     } else {
@@ -291,17 +281,15 @@ Check CheckTcpxSteering(const TcpxSetup& setup) {
   for (const std::string& interface : setup.interfaces) {
     const auto switches = setup.system->SwitchesOf(interface);
     if (!switches) {
-      AddTcpxFinding(Verdict::kProblem, switches.error().message(), &check);
+      check.Find(Verdict::kProblem, "{}", switches.error().message());
     } else if (!switches->ntuple) {
-      AddTcpxFinding(Verdict::kProblem, fmt::format("{} tells no ntuple filters", interface),
-                     &check);
+      check.Find(Verdict::kProblem, "{} tells no ntuple filters", interface);
     } else if (*switches->ntuple) {
-      AddTcpxFinding(Verdict::kOk, fmt::format("{} ntuple filters on", interface), &check);
+      check.Find(Verdict::kOk, "{} ntuple filters on", interface);
     } else {
-      AddTcpxFinding(Verdict::kProblem,
-                     fmt::format("{} ntuple filters off: no flow gets to a GPU's queue", interface),
-                     &check);
-      AddTcpxFix(fmt::format("ethtool -K {} ntuple on", ShellWord(interface)), &check);
+      check.Find(Verdict::kProblem, "{} ntuple filters off: no flow gets to a GPU's queue",
+                 interface);
+      check.Fix("ethtool -K {} ntuple on", ShellWord(interface));
     }
   }
   return check;
@@ -314,25 +302,22 @@ Check CheckTcpxMtu(const TcpxSetup& setup) {
   for (const std::string& interface : setup.interfaces) {
     const auto mtu = NumberIn(WordOf(setup, interface, "mtu"));
     if (!mtu || *mtu <= kTcpHeaders) {
-      AddTcpxFinding(Verdict::kSkipped, fmt::format("{} tells no MTU", interface), &check);
+      check.Find(Verdict::kSkipped, "{} tells no MTU", interface);
       continue;
     }
     const std::uint64_t fragments = chunk / (*mtu - kTcpHeaders);
     if (fragments >= kMaxFragments) {
-      AddTcpxFinding(Verdict::kProblem,
-                     fmt::format("{} {}: a chunk of {} bytes would come in {} fragments, and from "
-                                 "{} on the plugin ends the process",
-                                 interface, *mtu, chunk, fragments, kMaxFragments),
-                     &check);
+      check.Find(Verdict::kProblem,
+                 "{} {}: a chunk of {} bytes would come in {} fragments, and from "
+                 "{} on the plugin ends the process",
+                 interface, *mtu, chunk, fragments, kMaxFragments);
     } else if (*mtu < kPageMtu) {
-      AddTcpxFinding(Verdict::kWarning,
-                     fmt::format("{} {}: packets of less than a page", interface, *mtu), &check);
+      check.Find(Verdict::kWarning, "{} {}: packets of less than a page", interface, *mtu);
     } else {
-      AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", interface, *mtu), &check);
+      check.Find(Verdict::kOk, "{} {}", interface, *mtu);
       continue;
     }
-    AddTcpxFix(fmt::format("ip link set dev {} mtu {}", ShellWord(interface), kTwoPagesMtu),
-               &check);
+    check.Fix("ip link set dev {} mtu {}", ShellWord(interface), kTwoPagesMtu);
   }
   if (!check.fix.empty()) check.fix += "  # and in the network between the machines";
   return check;
@@ -354,13 +339,12 @@ Check CheckTcpxDistance(const TcpxSetup& setup) {
     for (const PciDevice& nic : nics) {
       virtual_ones.erase(std::find(virtual_ones.begin(), virtual_ones.end(), nic.name));
     }
-    AddTcpxFinding(setup.chosen ? Verdict::kProblem : Verdict::kNote,
-                   fmt::format("{} without a PCI device", TcpxList(virtual_ones)), &check);
+    check.Find(setup.chosen ? Verdict::kProblem : Verdict::kNote, "{} without a PCI device",
+               TcpxList(virtual_ones));
     if (check.fix.empty()) check.fix = "ls -l /sys/class/net/*/device";
   }
   if (wanted == Near::kSameRoot) {
-    AddTcpxFinding(Verdict::kNote,
-                   "no interface shares a PCI switch with a GPU, as far as is shown", &check);
+    check.Find(Verdict::kNote, "no interface shares a PCI switch with a GPU, as far as is shown");
   }
   return check;
 }

@@ -34,33 +34,27 @@ TcpxPorts PortsOf(const TcpxSetup& setup, Check* check) {
   const std::uint64_t first = (begin ? NumberIn(*begin) : std::nullopt).value_or(0);
   const std::uint64_t last = (end ? NumberIn(*end) : std::nullopt).value_or(0);
   if (first > 0 && first <= last && last <= kMaxPort) return {first, last};
-  AddTcpxFinding(Verdict::kWarning,
-                 fmt::format("{}={} and {}={} are no range of ports", kBeginVariable,
-                             begin.value_or(""), kEndVariable, end.value_or("")),
-                 check);
-  AddTcpxFix(
-      fmt::format("export {}={} {}={}", kBeginVariable, kUsualFirst, kEndVariable, kUsualLast),
-      check);
+  check->Find(Verdict::kWarning, "{}={} and {}={} are no range of ports", kBeginVariable,
+              begin.value_or(""), kEndVariable, end.value_or(""));
+  check->Fix("export {}={} {}={}", kBeginVariable, kUsualFirst, kEndVariable, kUsualLast);
   return {};
 }
 
 // Version 3.1.9 of the plugin lets the kernel choose its ports; others read the two variables.
 void AddEphemeralPorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* check) {
   const auto text = setup.system->ReadFile(SysctlPath(kEphemeral));
-  if (!text) return AddTcpxFinding(Verdict::kSkipped, text.error().message(), check);
+  if (!text) return check->Find(Verdict::kSkipped, "{}", text.error().message());
   const auto words = WordsOf(*text);
   const auto first = words.size() == 2 ? NumberIn(words[0]) : std::nullopt;
   const auto last = words.size() == 2 ? NumberIn(words[1]) : std::nullopt;
   if (!first || !last) {
-    return AddTcpxFinding(Verdict::kSkipped, fmt::format("{} is \"{}\"", kEphemeral, *text), check);
+    return check->Find(Verdict::kSkipped, "{} is \"{}\"", kEphemeral, *text);
   }
   const bool within = *first >= ports.first && *last <= ports.last;
-  AddTcpxFinding(within ? Verdict::kOk : Verdict::kNote,
-                 fmt::format("the kernel chooses ports of {}-{}{}", *first, *last,
-                             within ? "" : ", of which a firewall for the range blocks some"),
-                 check);
+  check->Find(within ? Verdict::kOk : Verdict::kNote, "the kernel chooses ports of {}-{}{}", *first,
+              *last, within ? "" : ", of which a firewall for the range blocks some");
   if (!within) {
-    AddTcpxFix(fmt::format("sysctl -w {}='{} {}'", kEphemeral, ports.first, ports.last), check);
+    check->Fix("sysctl -w {}='{} {}'", kEphemeral, ports.first, ports.last);
   }
 }
 
@@ -71,9 +65,8 @@ void AddFreePorts(const TcpxSetup& setup, const TcpxPorts& ports, Check* check) 
                                                used.upper_bound(static_cast<int>(ports.last))));
   const std::uint64_t count = ports.last - ports.first + 1;
   const bool few = count - taken < kFewFree;
-  AddTcpxFinding(few ? Verdict::kWarning : Verdict::kOk,
-                 fmt::format("{} of {} ports are in use", taken, count), check);
-  if (few) AddTcpxFix("ss -ltnp  # shows who listens; widen the range, or end those", check);
+  check->Find(few ? Verdict::kWarning : Verdict::kOk, "{} of {} ports are in use", taken, count);
+  if (few) check->Fix("ss -ltnp  # shows who listens; widen the range, or end those");
 }
 
 }  // namespace
@@ -90,7 +83,7 @@ std::optional<PortRange> TcpxPortRange(SystemView* system, bool asked) {
 Check CheckTcpxPorts(const TcpxSetup& setup) {
   Check check{"tcpx_ports", Verdict::kOk, "", ""};
   const TcpxPorts ports = PortsOf(setup, &check);
-  AddTcpxFinding(Verdict::kOk, fmt::format("{}-{}", ports.first, ports.last), &check);
+  check.Find(Verdict::kOk, "{}-{}", ports.first, ports.last);
   AddEphemeralPorts(setup, ports, &check);
   AddFreePorts(setup, ports, &check);
   return check;

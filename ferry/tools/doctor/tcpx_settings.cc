@@ -64,7 +64,7 @@ std::string NumbersText(const std::vector<std::uint64_t>& numbers) {
 // One command sets all that differ: the first appends "sysctl -w", the others only their settings.
 void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check) {
   const auto text = setup.system->ReadFile(SysctlPath(wanted.name));
-  if (!text) return AddTcpxFinding(Verdict::kSkipped, text.error().message(), check);
+  if (!text) return check->Find(Verdict::kSkipped, "{}", text.error().message());
   std::vector<std::uint64_t> values;
   for (const std::string& word : WordsOf(*text)) values.push_back(NumberIn(word).value_or(0));
   std::vector<std::uint64_t> target = wanted.values;
@@ -77,10 +77,9 @@ void AddSysctl(const TcpxSetup& setup, const WantedSysctl& wanted, Check* check)
     target[i] = std::max(target[i], values[i]);
   }
   const std::string is = NumbersText(values);
-  if (fine) return AddTcpxFinding(Verdict::kOk, fmt::format("{} {}", wanted.name, is), check);
-  AddTcpxFinding(Verdict::kWarning,
-                 fmt::format("{} {}, {} recommended", wanted.name, is, NumbersText(wanted.values)),
-                 check);
+  if (fine) return check->Find(Verdict::kOk, "{} {}", wanted.name, is);
+  check->Find(Verdict::kWarning, "{} {}, {} recommended", wanted.name, is,
+              NumbersText(wanted.values));
   const char* const quote = wanted.values.size() > 1 ? "'" : "";
   check->fix += fmt::format("{}{}={}{}{}", check->fix.empty() ? "sysctl -w " : " ", wanted.name,
                             quote, NumbersText(target), quote);
@@ -113,9 +112,7 @@ Check CheckTcpxChunkSize(const TcpxSetup& setup) {
   } else {
     check.evidence = fmt::format("{}={}", kChunkVariable, *chunk);
     if (*chunk > kMaxChunk) {
-      AddTcpxFinding(Verdict::kWarning,
-                     fmt::format("more than the {} bytes of a slice of the plugin's", kMaxChunk),
-                     &check);
+      check.Find(Verdict::kWarning, "more than the {} bytes of a slice of the plugin's", kMaxChunk);
     }
   }
   if (check.verdict != Verdict::kOk) {
@@ -159,18 +156,14 @@ Check CheckTcpxVariables(const TcpxSetup& setup) {
   for (const Fixed& fixed : kFixed) {
     const auto value = setup.Variable(fixed.name);
     if (!value || *value == fixed.wanted) continue;
-    AddTcpxFinding(fixed.otherwise, fmt::format("{}={}: {}", fixed.name, *value, fixed.effect),
-                   &check);
-    AddTcpxFix(fmt::format("unset {}", fixed.name), &check);
+    check.Find(fixed.otherwise, "{}={}: {}", fixed.name, *value, fixed.effect);
+    check.Fix("unset {}", fixed.name);
   }
   const std::uint64_t sockets = SocketsOf(setup);
-  AddTcpxFinding(Verdict::kOk,
-                 fmt::format("{} data socket{} a connection", sockets, sockets == 1 ? "" : "s"),
-                 &check);
+  check.Find(Verdict::kOk, "{} data socket{} a connection", sockets, sockets == 1 ? "" : "s");
   if (sockets > kMaxDataSockets) {
-    AddTcpxFinding(Verdict::kWarning, fmt::format("the plugin takes {} of them", kMaxDataSockets),
-                   &check);
-    AddTcpxFix("export NCCL_NSOCKS_PERTHREAD=4 NCCL_SOCKET_NTHREADS=1", &check);
+    check.Find(Verdict::kWarning, "the plugin takes {} of them", kMaxDataSockets);
+    check.Fix("export NCCL_NSOCKS_PERTHREAD=4 NCCL_SOCKET_NTHREADS=1");
   }
   return check;
 }
@@ -192,17 +185,16 @@ Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others) 
   for (const char* id : {"locked_memory", "congestion_control"}) {
     const Check* const other = FindCheck(others, id);
     if (other == nullptr) continue;
-    AddTcpxFinding(other->verdict, fmt::format("see {} ({})", id, VerdictName(other->verdict)),
-                   &check);
+    check.Find(other->verdict, "see {} ({})", id, VerdictName(other->verdict));
   }
   const Check* const locked = FindCheck(others, "locked_memory");
   if (locked == nullptr || locked->verdict == Verdict::kOk) return check;
   if (MayLock(setup.system)) {
-    AddTcpxFinding(Verdict::kOk, "CAP_IPC_LOCK makes up for the limit of locked memory", &check);
+    check.Find(Verdict::kOk, "CAP_IPC_LOCK makes up for the limit of locked memory");
     return check;
   }
-  AddTcpxFinding(Verdict::kWarning,
-                 "sends are from locked memory, and this process has no CAP_IPC_LOCK", &check);
+  check.Find(Verdict::kWarning,
+             "sends are from locked memory, and this process has no CAP_IPC_LOCK");
   check.fix = locked->fix;
   return check;
 }

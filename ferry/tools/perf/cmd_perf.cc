@@ -25,20 +25,13 @@ constexpr auto kServerStarts = std::chrono::seconds(10);
 
 // The options as they were given.
 struct PerfFlags {
+  PerfJob job;
   std::vector<std::string> ops{"write"};
   std::vector<std::string> sizes{"64MiB"};
   std::string block_size = "0";
   std::string memory = "host";
   std::string peer_memory;
   std::string deadline = "60s";
-  std::uint64_t iterations = 0;
-  std::uint64_t warmup = 2;
-  std::uint64_t depth = 1;
-  std::uint64_t rounds = 5;
-  bool verify = true;
-  bool floor = true;
-  bool crc = false;
-  std::string trace;
 
   std::string host = "127.0.0.1";  // to connect to, with or without a port
   std::string listen;
@@ -87,33 +80,33 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
                   "0: contiguous; else both sides in blocks of this size, shuffled")
       ->capture_default_str()
       ->type_name("SIZE");
-  app->add_option("--iters", flags->iterations,
+  app->add_option("--iters", flags->job.iterations,
                   "Operations in a round; 0: as many as take half a second, at least 5")
       ->envname(net::plugin::kUcclPerfIterations)
       ->capture_default_str()
       ->check(NotNegative())
       ->type_name("N");
-  app->add_option("--warmup", flags->warmup, "Operations before each timed part")
+  app->add_option("--warmup", flags->job.warmup, "Operations before each timed part")
       ->capture_default_str()
       ->check(NotNegative())
       ->type_name("N");
-  app->add_option("--depth", flags->depth, "Operations in flight")
+  app->add_option("--depth", flags->job.depth, "Operations in flight")
       ->capture_default_str()
       ->check(NotNegative())
       ->type_name("N");
-  app->add_option("--rounds", flags->rounds,
+  app->add_option("--rounds", flags->job.rounds,
                   "Rounds, each of the floor and of ferry; results are medians over them")
       ->capture_default_str()
       ->check(NotNegative())
       ->type_name("N");
-  app->add_flag("--verify,!--no-verify", flags->verify,
+  app->add_flag("--verify,!--no-verify", flags->job.verify,
                 "Check, after each round, the bytes of its last operation and of some others "
                 "(default)");
-  app->add_flag("!--no-floor", flags->floor, "Do not measure the plain-socket floor");
+  app->add_flag("!--no-floor", flags->job.floor, "Do not measure the plain-socket floor");
   app->add_flag(
-      "--crc", flags->crc,
+      "--crc", flags->job.crc,
       "Also measure writes and reads with a CRC32C for every slice, in alternating rounds");
-  app->add_option("--trace", flags->trace,
+  app->add_option("--trace", flags->job.trace,
                   "Write a timeline of one more operation of each case, as seen by this side, for "
                   "Perfetto")
       ->type_name("FILE");
@@ -161,21 +154,13 @@ Result<std::vector<PerfCase>> CasesOf(const PerfFlags& flags) {
 }
 
 Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
-  PerfJob job;
+  PerfJob job = flags.job;
   FERRY_TRY_ASSIGN(job.memory, MemoryChoice::Parse(flags.memory));
   job.peer_memory = job.memory;
   if (!flags.peer_memory.empty()) {
     FERRY_TRY_ASSIGN(job.peer_memory, MemoryChoice::Parse(flags.peer_memory));
   }
-  job.iterations = flags.iterations;
-  job.warmup = flags.warmup;
-  job.depth = flags.depth;
-  job.rounds = flags.rounds;
-  job.verify = flags.verify;
-  job.floor = flags.floor;
-  job.crc = flags.crc;
   job.json = json;
-  job.trace = flags.trace;
   if (job.depth == 0 || job.depth > kMaxDepth) {
     return Unusable("--depth", std::to_string(job.depth), "give 1 to 65536");
   }

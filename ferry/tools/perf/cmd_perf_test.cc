@@ -91,7 +91,11 @@ TEST(PerfArguments, MistakesAboutAPluginAreFoundBeforeItIsLoaded) {
         PerfMistake{{"--unpack", "wood"}, "--unpack: plugin_unpack cannot be used: 'wood'"}}) {
     ExpectRefused(through, mistake);
   }
+#ifdef FERRY_WITHOUT_TCPX
+  ExpectRefused(through, {{}, "configure it with -DFERRY_TCPX=ON"});
+#else
   ExpectRefused(through, {{}, "there is no network plugin /no/such.so"});
+#endif
 }
 
 TEST(PerfArguments, EachSideHasItsOwn) {

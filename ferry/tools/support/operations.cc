@@ -43,8 +43,10 @@ Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::
 
 namespace {
 
-// Asks `deadline_now()` for the deadline a few times a second.
-Status WaitWith(transfer::Operation operation, const std::function<Deadline()>& deadline_now) {
+// Asks `deadline_now()` for the deadline a few times a second. A std::function would allocate for
+// each operation that is measured.
+template <class DeadlineNow>
+Status WaitWith(transfer::Operation operation, const DeadlineNow& deadline_now) {
   for (;;) {
     // Before the wait, too: a signal must also end what never waits for long.
     if (Interrupted()) {

@@ -38,6 +38,7 @@ class FrameDispatcher {
   ReadAnswers& answers() noexcept { return answers_; }
 
  private:
+  bool MayHoldTooMuch() const;
   Status CheckHeld() const;
   Result<net::Placement> Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
                                   std::uint64_t payload_bytes);

@@ -7,11 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/copy/device_executor.h"
 #include "ferry/core/deadline.h"
+#include "ferry/cuda/device_api.h"
+#include "ferry/tcpx/host/comm.h"
 #include "ferry/tcpx/host/plugin.h"
-#include "ferry/tcpx/host/receiver.h"
-#include "ferry/tcpx/host/sender.h"
 #include "standin/testing/library_copy.h"
 #include "standin/testing/pages.h"
 
@@ -51,8 +50,6 @@ auto AskUntil(Deadline deadline, const Ask& ask) -> decltype(ask()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
-
-inline constexpr std::uint64_t kPoolBytes = std::uint64_t{64} << 20;  // the stand-in's default
 
 // Both ends of `count` connections, on devices 0, 1, ... and 0 again.
 struct Ends {

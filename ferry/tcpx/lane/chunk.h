@@ -1,0 +1,62 @@
+// Chunks of a payload: their sizes, tags, and names in errors and in the log.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/core/deadline.h"
+#include "ferry/core/log_level.h"
+#include "ferry/core/result.h"
+#include "ferry/tcpx/host/driver.h"
+
+namespace ferry::net::plugin {
+
+// How payloads are cut into chunks and tagged; the same on both sides. Tags are those that users of
+// GPUDirect-TCPX have: a fixed range for each payload, one payload after another, so that they
+// differ for all chunks in flight.
+struct ChunkTerms {
+  std::uint64_t bytes = 512 * 1024;
+  std::uint32_t tag_base = 0;  // at most 10^9, so that tags fit into an int
+  // A chunk that stays the oldest for longer is logged. That is no error: the user of a lane may
+  // pause it for any time, and the engine finds out about a peer that is silent.
+  std::chrono::milliseconds late_after{30'000};
+
+  // The tag of a chunk of a payload, both counted from 0.
+  int Tag(std::uint64_t payload, std::uint64_t chunk) const noexcept {
+    constexpr std::uint64_t kTags = 10'000;
+    constexpr std::uint64_t kPayloads = 100'000;
+    return static_cast<int>(tag_base + payload % kPayloads * kTags + chunk % kTags);
+  }
+};
+
+// A part of a payload, which is one message of the plugin.
+struct Chunk {
+  std::uint64_t number = 0;  // over the comm, from 0
+  std::uint64_t offset = 0;  // in the payload
+  Message message;
+};
+
+// Names the chunks of one comm in errors, and logs the oldest one when it is late.
+class ChunkReporter {
+ public:
+  // `doing` is the activity: "sending". Late chunks are logged at `level`.
+  ChunkReporter(const char* doing, LogLevel level, int device, std::chrono::milliseconds late_after)
+      : doing_(doing), level_(level), device_(device), late_after_(late_after) {}
+
+  // The same error with the chunk in its text.
+  Error Named(const Chunk& chunk, const Error& error) const;
+  // The oldest chunk is not done: call for each poll. `what` has not happened; `in_flight` chunks
+  // are with the plugin.
+  void ReportIfLate(const Chunk& oldest, const char* what, std::size_t in_flight);
+
+ private:
+  const char* const doing_;
+  const LogLevel level_;
+  const int device_;
+  const std::chrono::milliseconds late_after_;
+  std::uint64_t oldest_ = ~std::uint64_t{0};
+  Clock::time_point since_;
+  bool logged_ = false;
+};
+
+}  // namespace ferry::net::plugin
