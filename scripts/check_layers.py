@@ -25,13 +25,13 @@ TOOLS = {
 # handles (TRANSFER_VALUES), and no handle.
 TRANSFER_ROOMS = {
     "": ("core cuda copy net", "handshake gpu engine endpoint"),
-    "/handshake": ("core net", ""),
+    "/handshake": ("core net session", ""),
     "/memory": ("core copy", "handshake"),
     "/gpu": ("core cuda copy net", "handshake memory"),
     "/stats": ("core net", ""),
-    "/recovery": ("core net", "handshake stats"),
-    "/engine": ("core cuda copy net", "handshake memory gpu stats recovery"),
-    "/endpoint": ("core net", "handshake memory gpu stats recovery engine"),
+    "/recovery": ("core net session", "handshake stats"),
+    "/engine": ("core cuda copy net session", "handshake memory gpu stats recovery"),
+    "/endpoint": ("core net session", "handshake memory gpu stats recovery engine"),
 }
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",
                                                    "readiness.h", "region.h")}
@@ -52,13 +52,14 @@ ALLOWED = {
     "kernels": {"core", "cuda", "cuda/prim"},
     "net": {"core"},
     "net/nccl_abi": set(),
+    "session": {"core", "net"},
     "net/tcp": {"core", "net"},
-    "tcpx": {"core", "cuda", "copy", "net", "net/nccl_abi", "tcpx/unpack"},
+    "tcpx": {"core", "cuda", "copy", "net", "net/nccl_abi", "session", "tcpx/unpack"},
     "tcpx/unpack": {"core", "cuda", "cuda/prim", "copy"},
     **{"transfer" + room: {*below.split(), *("transfer/" + name for name in rooms.split())}
        for room, (below, rooms) in TRANSFER_ROOMS.items()},
     "bindings/python": {"core", "cuda", "transfer", "kernels"},
-    "bindings/nccl_net": {"core", "net", "net/nccl_abi"},
+    "bindings/nccl_net": {"core", "net", "net/nccl_abi", "session"},
     "bindings/nixl": {"core", "copy", "transfer"},
     "tools/support": {"core", "cuda", "net", "tcpx", "transfer"},
     **{"tools" + room: {"tools/support", *below} for room, below in TOOLS.items()},

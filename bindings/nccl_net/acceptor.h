@@ -1,7 +1,6 @@
 // The acceptor: the listening port of the process, and pending comms.
 #pragma once
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,9 +10,8 @@
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
-#include "ferry/net/accept_gate.h"
-#include "ferry/net/admission.h"
 #include "ferry/net/provider.h"
+#include "ferry/session/pending_peers.h"
 
 namespace ferry::nccl_net {
 
@@ -45,7 +43,7 @@ class PendingComms {
   Engine* const engine_;
   EventLoop* const swift_;
   const std::uint64_t id_;
-  Key key_;
+  const Key key_;
   std::mutex mutex_;
   bool closed_ = false;  // under mutex_, as the rest
   std::optional<Error> refused_;
@@ -55,16 +53,15 @@ class PendingComms {
       here_;  // shared with the tasks that move its lanes
 };
 
-// The acceptor of the process: one listening port. The hello frame of a lane names its listen comm
-// and carries its key, and the lane moves to that listen comm's PendingComms; a lane that sends
-// anything else, or no hello frame within FERRY_HANDSHAKE_TIMEOUT, is closed. net::Admission
-// decides which pending lane is closed when there are too many.
-class Acceptor {
+// The acceptor of the process: one listening port. The hello frame of a lane names its listen comm,
+// whose key both sides prove, and the lane moves to that listen comm's PendingComms; a lane that
+// sends anything else, or is not done within FERRY_HANDSHAKE_TIMEOUT, is closed.
+class Acceptor final : private session::PendingPeerUser {
  public:
   // Call before the loop runs. Errors: those of Provider::Listen().
   static Result<std::unique_ptr<Acceptor>> Open(Engine* engine, EventLoop* loop);
   // Destroy after the loop has stopped.
-  ~Acceptor();
+  ~Acceptor() override;
 
   // The addresses that peers are told; at least one. All have the listening port.
   const std::vector<net::Address>& told() const noexcept { return told_; }
@@ -73,29 +70,25 @@ class Acceptor {
   void Unlisten(std::uint64_t id);
 
  private:
-  class PendingPeer;
+  using Handshake = session::Handshake;
 
   Acceptor(Engine* engine, EventLoop* loop);
-  void EnterOnLoop(std::unique_ptr<net::Lane> lane);
-  void OnHello(std::uint64_t number);
-  Result<std::shared_ptr<PendingComms>> Find(const HelloWire& hello,
-                                             const std::optional<ProbeWire>& probe);
-  // Returns an error for a hello frame or a probe that must not be accepted. If its sender has the
-  // key, the listen comm's Take() reports the error too.
-  Result<std::shared_ptr<PendingComms>> Check(std::span<const std::byte> meta,
-                                              const std::string& remote);
+  Result<session::Demand> OnOpening(Handshake* handshake, session::wire::Type type,
+                                    session::wire::MetaReader body) override;
+  Status OnHeard(Handshake* handshake, session::wire::Type type,
+                 session::wire::MetaReader* body) override;
+  void OnComplete(Handshake* handshake) override;
+  void OnGone(Handshake* /*handshake*/, const Error& /*error*/) override {}
+  void OnTurnedAway(const Handshake& handshake, const std::string& sentence) override;
+  // Null where there is none.
+  std::shared_ptr<PendingComms> Find(std::uint64_t listen);
   void AdmitOnLoop(std::uint64_t number);
-  void RefuseOnLoop(std::uint64_t number);
-  void DropOnLoop(std::uint64_t number);
 
   Engine* const engine_;
   EventLoop* const loop_;
   std::vector<net::Address> told_;
-  net::Admission admission_;  // loop
-  net::AcceptGate gate_;      // loop
-  std::unordered_map<std::uint64_t, std::unique_ptr<PendingPeer>>
-      pending_peers_;                    // loop; by number
-  std::uint64_t next_pending_peer_ = 1;  // loop
+  session::PendingPeers pending_peers_;  // loop
+  const Secret nobodys_;                 // the key of listen comms that do not exist
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<PendingComms>> listens_;  // under mutex_
   std::uint64_t next_listen_ = 1;                                             // under mutex_

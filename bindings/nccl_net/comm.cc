@@ -19,12 +19,14 @@ struct Comm::Closing {
 };
 
 Comm::Comm(Engine* engine, EventLoop* swift, std::size_t lanes)
-    : engine_(engine), number_(engine->NextComm()), heartbeat_(swift, &engine->settings().config) {
+    : engine_(engine), number_(engine->NextComm()), heartbeat_(&engine->settings().config, 1) {
   for (std::size_t i = 0; i < lanes; ++i) {
     EventLoop* const loop = i == 0 ? swift : engine->Bulk(number_ + i - 1);
     lanes_.push_back(std::make_unique<CommLane>(this, i, loop));
   }
   StoreWire(ByeWire{}, &bye_.meta);
+  StoreWire(BeatWire{}, &beat_.meta);
+  beat_.sent = &beat_.is_sent;
 }
 
 Comm::~Comm() = default;
@@ -55,7 +57,12 @@ bool Comm::Adopt(std::size_t index, std::unique_ptr<net::Lane> lane) {
   open_.fetch_add(1);
   if (index == 0) swift_open_.store(true);
   place.lane->Attach(place.loop, &place);
-  if (index == 0) place.loop->Post([this] { StartHeartbeatOnLoop(); });
+  if (index == 0) {
+    place.loop->Post([this] {
+      heartbeat_.Start(Clock::now());
+      BeatOnLoop();
+    });
+  }
   const bool last = adopted_.fetch_add(1) + 1 == lanes_.size();
   if (last) LoopOf(0)->Post([this] { OnComplete(); });
   return true;
@@ -137,7 +144,7 @@ void Comm::EndedOnLoop(CommLane* place) {
   if (!std::exchange(place->open, false)) return;
   open_.fetch_sub(1);
   if (place->index != 0) return;
-  heartbeat_.StopOnLoop();
+  if (beat_timer_ != 0) place->loop->CancelTimerOnLoop(std::exchange(beat_timer_, 0));
   swift_open_.store(false);
   place->loop->NotifyWaiters();
 }
@@ -235,15 +242,20 @@ void Comm::FailLaterOnLoop(std::size_t index, const Error& error) {
 
 // ---- signs of life ------------------------------------------------------------------------------
 
-void Comm::StartHeartbeatOnLoop() {
+void Comm::BeatOnLoop() {
+  beat_timer_ = 0;
   CommLane& place = *lanes_[0];
   if (!place.open) return;
-  heartbeat_.StartOnLoop(place.lane.get(), [this](int heartbeats) {
-    Fail(Error(Code::kPeerLost,
-               fmt::format("{} was silent for {} heartbeats and may be stopped or unreachable; "
-                           "raise FERRY_PEER_TIMEOUT if it was only slow",
-                           Peer(), heartbeats)));
-  });
+  const auto now = Clock::now();
+  (void)heartbeat_.Beat(0, place.lane->BytesReceived(), now, heartbeat_.Lateness(now));
+  if (heartbeat_.IsPeerLost(now)) {
+    return Fail(Error(Code::kPeerLost,
+                      fmt::format("{} was silent for {:.1f} s and may be stopped or unreachable; "
+                                  "raise FERRY_PEER_TIMEOUT if it was only slow",
+                                  Peer(), Seconds(now - heartbeat_.heard_at()))));
+  }
+  if (beat_.is_sent.exchange(false, std::memory_order_acquire)) place.lane->Send(&beat_);
+  beat_timer_ = place.loop->AddTimerOnLoop(heartbeat_.Plan(now), [this] { BeatOnLoop(); });
 }
 
 }  // namespace ferry::nccl_net

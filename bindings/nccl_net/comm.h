@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "bindings/nccl_net/frame.h"
-#include "bindings/nccl_net/heartbeat.h"
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
+#include "ferry/session/heartbeat.h"
 
 namespace ferry::nccl_net {
 
@@ -160,7 +160,7 @@ class Comm {
 
   void CloseLaneOnLoop(std::size_t lane);
   void EndedOnLoop(CommLane* place);
-  void StartHeartbeatOnLoop();
+  void BeatOnLoop();
 
   const ProcessMark made_;
   Engine* const engine_;
@@ -179,7 +179,9 @@ class Comm {
   std::vector<std::unique_ptr<CountsFrame>> counts_;
   Frame bye_;
   bool bye_said_ = false;
-  Heartbeat heartbeat_;  // of lane 0
+  session::Heartbeat heartbeat_;  // of lane 0
+  CountsFrame beat_;
+  EventLoop::TimerId beat_timer_ = 0;
 };
 
 // One lane of a comm. Belongs to its loop, except `queued`.

@@ -10,7 +10,6 @@
 
 #include "bindings/nccl_net/engine.h"
 #include "bindings/nccl_net/lane_dial.h"
-#include "bindings/nccl_net/rank.h"
 
 namespace ferry::nccl_net {
 namespace {
@@ -57,9 +56,7 @@ SendComm::SendComm(Engine* engine, EventLoop* swift, const ListenAddress& addres
       refusal_(std::move(refusal)),
       deadline_(refusal_ ? Deadline::After(kTellWithin).Sooner(deadline) : deadline),
       id_(Uuid::Random()),
-      dials_(lanes()) {
-  for (std::size_t i = 0; i < lanes(); ++i) hellos_.push_back(std::make_unique<Frame>());
-}
+      dials_(lanes()) {}
 
 Result<std::shared_ptr<SendComm>> SendComm::Dial(Engine* engine, EventLoop* swift,
                                                  const ListenAddress& address,
@@ -93,7 +90,6 @@ HelloWire SendComm::HelloOf(std::size_t lane) const {
   hello.lane = static_cast<std::uint16_t>(lane);
   hello.lanes = static_cast<std::uint16_t>(lanes());
   hello.listen = address_.listen;
-  hello.key = address_.key;
   hello.comm = id_;
   hello.early_bytes = engine()->settings().small_bytes;
   hello.rank = engine()->settings().rank;
@@ -105,21 +101,9 @@ void SendComm::DialOnLoop(std::size_t lane, std::vector<net::Address> addresses)
                             .loop = LoopOf(lane),
                             .addresses = std::move(addresses),
                             .deadline = deadline_,
-                            .first = {},
-                            .proof = {},
+                            .hello = HelloOf(lane),
+                            .key = address_.key,
                             .may_retry = !refusal_};
-  const HelloWire hello = HelloOf(lane);
-  // A rank with different settings may have a version that knows no probes. A hello frame tells it
-  // that they differ, and it closes the lane.
-  if (refusal_) {
-    StoreWire(hello, &request.first);
-  } else {
-    ProbeWire probe{.lane = hello.lane, .lanes = hello.lanes, .listen = hello.listen};
-    FillRandom(probe.nonce);
-    probe.proof = ProofOf(hello.key, FrameType::kProbe, probe.nonce, probe.listen);
-    StoreWire(probe, &request.first);
-    request.proof = ProofOf(hello.key, FrameType::kHere, probe.nonce, probe.listen);
-  }
   dials_[lane] = std::make_shared<LaneDial>(
       std::move(request),
       [weak = weak_from_this(), lane](std::unique_ptr<net::Lane> found, const net::Address& at) {
@@ -134,12 +118,9 @@ void SendComm::DialOnLoop(std::size_t lane, std::vector<net::Address> addresses)
 void SendComm::OnFound(std::size_t lane, std::unique_ptr<net::Lane> found,
                        const net::Address& address) {
   dials_[lane].reset();
-  StoreWire(HelloOf(lane), &hellos_[lane]->meta);
-  net::Lane* const raw = found.get();
-  // Attached here: nobody sends on the lane before all lanes are adopted, and this is its loop.
-  if (!Adopt(lane, std::move(found))) return;
-  raw->Send(hellos_[lane].get());
-  if (lane == 0) DialOthers(address);
+  // The other rank sees no difference, but this one does.
+  if (refusal_) return Fail(*refusal_);
+  if (Adopt(lane, std::move(found)) && lane == 0) DialOthers(address);
 }
 
 // The other lanes are spread over the network paths. All are dialed together, and the address that
@@ -375,10 +356,6 @@ Result<net::Placement> SendComm::HandleFrame(std::size_t lane, std::span<const s
     welcomed_.store(true);
     LoopOf(0)->NotifyWaiters();
     return net::Placement{.action = net::Placement::Action::kDiscard, .memory = {}};
-  }
-  if (!welcomed_.load() && IsRefusal(meta)) {
-    refused_.store(true);
-    return ListenCommClosed(Peer());
   }
   const auto credits = LoadCounts(FrameType::kCredit, meta);
   if (lane != 0 || payload_bytes != 0 || !credits) {

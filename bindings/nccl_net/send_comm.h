@@ -38,7 +38,7 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   bool connected() const noexcept { return complete() && welcomed_.load(); }
   // Once failed(): whether the receiver closed a lane while it was pending, as a receiver with a
   // full table does, so that another attempt may succeed.
-  bool turned_away() const noexcept { return turned_away_.load() && !refused_.load(); }
+  bool turned_away() const noexcept { return turned_away_.load(); }
 
   // Returns null if there are too many requests already. Errors: the comm's. Never blocks.
   Result<Request*> Send(const Outgoing& message);
@@ -106,11 +106,9 @@ class SendComm final : public Comm, public std::enable_shared_from_this<SendComm
   const Uuid id_;
   // By lane, each on the lane's loop; shared with their tasks in flight.
   std::vector<std::shared_ptr<LaneDial>> dials_;
-  std::vector<std::unique_ptr<Frame>> hellos_;  // used on the lanes' loops
-  std::atomic<bool> arrived_{false};            // the receiver has answered bye
+  std::atomic<bool> arrived_{false};  // the receiver has answered bye
   std::atomic<bool> welcomed_{false};
   std::atomic<bool> turned_away_{false};
-  std::atomic<bool> refused_{false};  // refused for good
 
   // Under mutex_.
   std::vector<Tag> tags_;

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
+#include <string_view>
 
 namespace ferry::nccl_net {
 namespace {
@@ -104,25 +104,18 @@ void SetAttempt(void* handle, std::uint64_t attempt) noexcept {
   std::memcpy(handle, &wire, sizeof wire);
 }
 
-Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen) {
-  std::array<std::byte, 1 + std::tuple_size_v<Key> + sizeof listen> text{};
-  text[0] = static_cast<std::byte>(type);
-  std::memcpy(text.data() + 1, nonce.data(), nonce.size());
-  std::memcpy(text.data() + 1 + nonce.size(), &listen, sizeof listen);
-  return Hmac(key, text);
+Secret SecretOf(const Key& key) {
+  // A secret is text, of any bytes.
+  return Secret(
+      SecretText(std::string_view(reinterpret_cast<const char*>(key.data()), key.size())));
 }
 
-bool IsRefusal(std::span<const std::byte> meta) {
-  const auto refusal = LoadWire<RefusalWire>(meta);
-  return refusal && refusal->type == FrameType::kRefusal;
-}
-
-std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta) {
+std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> body) {
   // The part that every version has, so that the other side's version can be told in an error.
   constexpr std::size_t kHead = offsetof(HelloWire, comm);
   HelloWire hello;
-  if (meta.size() < kHead) return std::nullopt;
-  std::memcpy(static_cast<void*>(&hello), meta.data(), kHead);
+  if (body.size() < kHead) return std::nullopt;
+  std::memcpy(static_cast<void*>(&hello), body.data(), kHead);
   return hello;
 }
 

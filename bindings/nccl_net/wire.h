@@ -21,9 +21,9 @@ namespace ferry::nccl_net {
 
 namespace abi = net::plugin::abi;
 
-inline constexpr std::uint16_t kWireVersion = 6;
-// From this version on, handles and hello frames begin alike in all versions, so that ranks with
-// different versions can tell each other.
+inline constexpr std::uint16_t kWireVersion = 7;
+// From this version on, handles begin alike in all versions, and hello frames from version 7 on, so
+// that ranks with different versions can tell each other.
 inline constexpr std::uint16_t kFirstAlike = 5;
 
 // What a sender may send on lane 0 without a credit, over all tags: the number of messages, the
@@ -37,6 +37,8 @@ inline constexpr std::uint64_t kMaxEarlyTotal = 8 * kMaxEarlyBytes;
 inline constexpr std::size_t kMaxTags = 4096;
 
 using Key = std::array<std::byte, 16>;
+// The key as the secret of a session.
+Secret SecretOf(const Key& key);
 
 // Which tuner NCCL asks.
 enum class RankTuner : std::uint8_t {
@@ -111,61 +113,29 @@ std::uint64_t AttemptOf(const void* handle) noexcept;
 void SetAttempt(void* handle, std::uint64_t attempt) noexcept;
 
 enum class FrameType : std::uint8_t {
-  kHello = 1,
   kData = 2,
   kCredit = 3,
   kBeat = 4,
   kAsk = 5,
   kBye = 6,
-  kWelcome = 7,
-  kRefusal = 8,
-  kProbe = 9,
-  kHere = 10
+  kWelcome = 7
 };
 
-// The hello frame: first on each lane but for a probe, from the sending side. Everything before
-// `comm` is the same in all versions from kFirstAlike on.
+// The body of the session's hello frame on each lane. Everything before `comm` is the same in all
+// versions from 7 on. The secret that both sides prove is the key of the handle.
 struct HelloWire {
-  FrameType type = FrameType::kHello;
-  std::uint8_t zero = 0;
   std::uint16_t version = kWireVersion;
   std::uint16_t lane = 0;
   std::uint16_t lanes = 0;
+  std::uint16_t zero = 0;
   std::uint64_t listen = 0;
-  Key key{};
   Uuid comm;
   std::uint64_t early_bytes = 0;  // largest message that this sender sends without a credit
   RankWire rank;
   std::uint32_t zero_end = 0;
 };
-static_assert(sizeof(HelloWire) == 80 && offsetof(HelloWire, comm) == 32 &&
-              offsetof(HelloWire, rank) == 56);
-
-// Proves that its maker has the key: an HMAC-SHA-256 by that key over the frame's type, a nonce and
-// the number of the listen comm.
-using Proof = Mac;
-Proof ProofOf(const Key& key, FrameType type, const Key& nonce, std::uint64_t listen);
-
-// On a lane before its hello frame, at most once: asks whether the process has this listen comm.
-// The answer is a kHere or kRefusal frame. It begins as hello frames do, with a nonce in place of
-// the key, which is sent only to a rank that has proved to have it.
-struct ProbeWire {
-  FrameType type = FrameType::kProbe;
-  std::uint8_t zero = 0;
-  std::uint16_t version = kWireVersion;
-  std::uint16_t lane = 0;
-  std::uint16_t lanes = 0;
-  std::uint64_t listen = 0;
-  Key nonce{};
-  Proof proof{};  // by the nonce
-};
-static_assert(sizeof(ProbeWire) == 64 && offsetof(ProbeWire, proof) == offsetof(HelloWire, comm));
-
-// The answer to a probe.
-struct HereWire {
-  FrameType type = FrameType::kHere;
-  Proof proof{};  // by the probe's nonce
-};
+static_assert(sizeof(HelloWire) == 64 && offsetof(HelloWire, comm) == 16 &&
+              offsetof(HelloWire, rank) == 40);
 
 // A piece of a message, which is the frame's payload. On lane 0 padding makes the frame kMinFrame
 // bytes long; its content is ignored.
@@ -213,12 +183,6 @@ struct WelcomeWire {
   FrameType type = FrameType::kWelcome;
 };
 
-// On any lane, instead of a welcome: the process has no listen comm with this number and key, and
-// will not have one. The sender does not dial again. The lane ends after it.
-struct RefusalWire {
-  FrameType type = FrameType::kRefusal;
-};
-
 template <class Wire>
 void StoreWire(const Wire& wire, std::vector<std::byte>* meta) {
   static_assert(std::is_trivially_copyable_v<Wire>);
@@ -234,11 +198,9 @@ std::optional<Wire> LoadWire(std::span<const std::byte> meta) {
   std::memcpy(&wire, meta.data(), sizeof wire);
   return wire;
 }
-// Returns true for the metadata of a refusal frame.
-bool IsRefusal(std::span<const std::byte> meta);
 // The part that hello frames of all versions begin with; the other fields keep their defaults.
-// Returns nothing where the metadata is shorter.
-std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> meta);
+// Returns nothing where the body is shorter.
+std::optional<HelloWire> LoadHelloHead(std::span<const std::byte> body);
 // As StoreWire, with zeros after it where the payload is short.
 void StorePadded(const DataWire& wire, std::uint64_t payload_bytes, std::vector<std::byte>* meta);
 // Returns nothing where the metadata is shorter than one of these, or longer than any padding

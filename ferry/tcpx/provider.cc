@@ -13,15 +13,15 @@
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/cuda/registrable_memory.h"
-#include "ferry/net/accept_gate.h"
 #include "ferry/net/address.h"
-#include "ferry/net/admission.h"
+#include "ferry/session/pending_peers.h"
 #include "ferry/tcpx/factory.h"
 #include "ferry/tcpx/host/near_devices.h"
 #include "ferry/tcpx/host/plugin_path.h"
 #include "ferry/tcpx/host/registered_memory.h"
+#include "ferry/tcpx/lane/abandoned.h"
+#include "ferry/tcpx/lane/comm_setup.h"
 #include "ferry/tcpx/lane/lane_buffers.h"
-#include "ferry/tcpx/lane/lane_setup.h"
 #include "ferry/tcpx/lane/step_log.h"
 
 namespace ferry::net::plugin {
@@ -46,21 +46,23 @@ class DeviceTurn {
 };
 
 // Sets up lanes for accepted control lanes, config.max_pending_handshakes at once, each for at most
-// config.handshake_timeout. As with TLS, Admission decides who leaves when more come.
-class PluginListener final : public Listener {
+// config.handshake_timeout.
+class PluginListener final : public Listener, private session::PendingPeerUser {
  public:
   PluginListener(const LaneTerms& terms, DeviceTurn* devices, const Config& config, EventLoop* loop,
                  Provider::Accepted accepted)
       : terms_(terms),
         devices_(devices),
-        timeout_(config.handshake_timeout),
         loop_(loop),
         accepted_(std::move(accepted)),
-        admission_(config.max_pending_handshakes),
-        gate_(loop, &admission_, [this](bool full) { SetReason(&full_, full); }) {}
+        pending_peers_({.loop = loop,
+                        .role = session::wire::Role::kPlugin,
+                        .places = config.max_pending_handshakes,
+                        .timeout = config.handshake_timeout},
+                       this, [this](bool full) { SetReason(&full_, full); }) {}
   ~PluginListener() override {
     listener_.reset();
-    while (!setups_.empty()) setups_.begin()->second->Cancel();
+    if (step_timer_ != 0) loop_->CancelTimerOnLoop(step_timer_);
   }
 
   void Take(std::unique_ptr<Listener> listener) { listener_ = std::move(listener); }
@@ -69,72 +71,107 @@ class PluginListener final : public Listener {
   void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
     listener_->ExpectOnLoop(host, lanes, until);
-    admission_.Expect(host, lanes, until);
+    pending_peers_.ExpectOnLoop(host, lanes, until);
   }
-
-  void OnAccept(std::unique_ptr<Lane> control) {
-    const LaneInfo info = control->Info();
-    const std::uint64_t id = next_id_++;
-    const std::string host(HostOf(info.remote));
-    const auto leaving = admission_.Enter(id, host, info.same_machine, Clock::now());
-    if (leaving) setups_.at(*leaving)->Cancel();
-    auto done = [entry = Entry(this, id), remote = info.remote](auto lane) mutable {
-      PluginListener* const self = entry.Leave();
-      self->End(entry.id(), remote, std::move(lane));
-    };
-    setups_[id] =
-        LaneSetup::Start(terms_, {devices_->Next(), LaneSetup::Role::kAccepts, std::move(control),
-                                  loop_, Deadline::After(timeout_), std::move(done)});
-    gate_.UpdateOnLoop();
-  }
+  void OnAccept(std::unique_ptr<Lane> control) { pending_peers_.EnterOnLoop(std::move(control)); }
 
  private:
-  // A set-up's place in setups_. Goes with the set-up, which a loop that stops destroys.
-  class Entry {
-   public:
-    Entry(PluginListener* owner, std::uint64_t id) : owner_(owner), id_(id) {}
-    Entry(Entry&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), id_(other.id_) {}
-    Entry& operator=(Entry&&) = delete;
-    ~Entry() {
-      if (owner_ != nullptr) (void)Leave();
-    }
-    std::uint64_t id() const noexcept { return id_; }
-    PluginListener* Leave() {
-      owner_->setups_.erase(id_);
-      return std::exchange(owner_, nullptr);
-    }
+  using Handshake = session::Handshake;
 
-   private:
-    PluginListener* owner_;
-    std::uint64_t id_;
-  };
+  // Tells the plugin nothing of a peer that has not proved itself.
+  Result<session::Demand> OnOpening(Handshake* handshake, session::wire::Type type,
+                                    session::wire::MetaReader body) override {
+    if (type != session::wire::Type::kHello) return Error(Code::kCorrupt, "no hello frame");
+    FERRY_TRY_ASSIGN(const PluginTerms peer, ReadTerms(&body, handshake->peer_name()));
+    FERRY_TRY(terms_.CheckPeerOnLoop(handshake, peer));
+    return session::Demand{.secret = terms_.secret, .process = {}};
+  }
+  Status OnHeard(Handshake* handshake, session::wire::Type type,
+                 session::wire::MetaReader* body) override {
+    if (type == session::wire::Type::kHello) {
+      FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenAccepting));
+      setups_[handshake->number()] =
+          std::make_unique<CommSetup>(terms_, devices_->Next(), handshake->peer_name());
+      StepAt(Clock::now());
+      return Ok();
+    }
+    const auto setup = setups_.find(handshake->number());
+    Handle handle;
+    if (setup == setups_.end() || body->rest().size() != handle.size()) {
+      return Error(Code::kCorrupt, "its confirm frame is not a handle");
+    }
+    (void)body->Read(&handle);
+    setup->second->Connect(handle);
+    return Ok();
+  }
+  void OnComplete(Handshake* /*handshake*/) override {}
+  void OnGone(Handshake* handshake, const Error& /*error*/) override {
+    setups_.erase(handshake->number());
+  }
+  void OnTurnedAway(const Handshake& handshake, const std::string& sentence) override {
+    setups_.erase(handshake.number());
+    log_.Write(LogLevel::kWarn, "plugin", HostOf(handshake.peer_name()), {},
+               fmt::format("{} on {}", sentence, address().ToString()));
+  }
 
-  void End(std::uint64_t id, const std::string& remote, Result<std::unique_ptr<Lane>> lane) {
-    admission_.Leave(id);
-    gate_.UpdateOnLoop();
+  // NCCL's calls are repeated for all lanes in the making, outside their callbacks.
+  void StepAt(Clock::time_point when) {
+    if (step_timer_ != 0) return;
+    step_timer_ = loop_->AddTimerOnLoop(when, [this] {
+      step_timer_ = 0;
+      std::vector<std::uint64_t> numbers;
+      for (const auto& [number, setup] : setups_) numbers.push_back(number);
+      for (const std::uint64_t number : numbers) Step(number);
+      if (!setups_.empty()) StepAt(Clock::now() + kStepInterval);
+    });
+  }
+  void Step(std::uint64_t number) {
+    const auto entry = setups_.find(number);
+    Handshake* const handshake = pending_peers_.Find(number);
+    if (handshake == nullptr || entry == setups_.end()) return;
+    CommSetup* const setup = entry->second.get();
+    auto lane = Advance(handshake, setup);
+    if (lane && *lane == nullptr) return;
+    const auto owned = std::move(entry->second);  // until its lane is made
+    setups_.erase(entry);
     if (lane) return accepted_(*std::move(lane));
-    log_.Write(LogLevel::kWarn, "plugin", HostOf(remote), {},
-               fmt::format("connection from {} refused on {}: {}", remote, address().ToString(),
-                           lane.error().message()));
+    if (session::Advance(handshake->state(), session::Event::kDecline) != nullptr) {
+      return handshake->RefuseOnLoop(lane.error());
+    }
+    OnTurnedAway(*handshake,
+                 fmt::format("refused {}: {}", handshake->peer_name(), lane.error().message()));
+    pending_peers_.CloseOnLoop(handshake);
+  }
+  // Null: not yet.
+  Result<std::unique_ptr<Lane>> Advance(Handshake* handshake, CommSetup* setup) {
+    std::unique_ptr<Lane> none;
+    if (handshake->state() == session::State::kProved) {
+      FERRY_TRY_ASSIGN(const Handle handle, setup->Listen());
+      std::vector<std::byte> body;
+      session::wire::Append(&body, terms_.Told());
+      session::wire::Append(&body, handle);
+      handshake->AcceptOnLoop(session::wire::Type::kWelcome, body, /*more=*/true);
+    }
+    FERRY_TRY_ASSIGN(const bool is_up, setup->Advance());
+    if (!is_up || !handshake->complete()) return none;
+    return setup->MakeLane(pending_peers_.TakeOnLoop(handshake), loop_);
   }
 
   void SetReason(bool* reason, bool on) {
     *reason = on;
-    listener_->PauseOnLoop(paused_by_user_ || full_);
+    if (listener_ != nullptr) listener_->PauseOnLoop(paused_by_user_ || full_);
   }
 
   const LaneTerms terms_;
   DeviceTurn* const devices_;
-  const microseconds timeout_;
   EventLoop* const loop_;
   Provider::Accepted accepted_;
   std::unique_ptr<Listener> listener_;
-  Admission admission_;
-  AcceptGate gate_;
   bool paused_by_user_ = false;
   bool full_ = false;
-  std::map<std::uint64_t, LaneSetup*> setups_;  // each owns itself
-  std::uint64_t next_id_ = 1;
+  session::PendingPeers pending_peers_;
+  std::map<std::uint64_t, std::unique_ptr<CommSetup>> setups_;  // by number of the handshake
+  EventLoop::TimerId step_timer_ = 0;
   LogLimiter log_;
 };
 
@@ -186,8 +223,8 @@ class PluginProvider final : public Provider {
         [terms = terms_, device = devices_.Next(), loop, deadline,
          connected = std::move(connected)](Result<std::unique_ptr<Lane>> control) mutable {
           if (!control) return connected(control.error());
-          LaneSetup::Start(terms, {device, LaneSetup::Role::kConnects, *std::move(control), loop,
-                                   deadline, std::move(connected)});
+          PluginDial::Start(terms, device, *std::move(control), loop, deadline,
+                            std::move(connected));
         });
   }
 

@@ -11,7 +11,6 @@
 
 #include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/gpu/stager.h"
-#include "ferry/transfer/handshake/secret.h"
 
 namespace ferry::transfer {
 namespace {

@@ -11,8 +11,9 @@
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/session/exchange.h"
 #include "ferry/transfer/endpoint.h"
-#include "ferry/transfer/handshake/secret.h"
+#include "ferry/transfer/handshake/wire.h"
 #include "tests/fuzz/script.h"
 #include "tests/fuzz/scripted_lane.h"
 
@@ -78,7 +79,7 @@ struct Host {
 struct PendingPeer {
   std::shared_ptr<PeerEnd> end;  // with the lane
   bool local = true;
-  Exchange exchange;  // as both sides would sign it
+  session::Exchange exchange;  // as both sides would sign it
   bool proved = false;
 };
 
@@ -203,7 +204,7 @@ class Session {
     wire::MetaReader reader(frame.meta);
     wire::MessageHeader header;
     FERRY_CHECK(reader.Read(&header));
-    Exchange& exchange = pending_peer->exchange;
+    session::Exchange& exchange = pending_peer->exchange;
     wire::ProofBody proof;
     switch (header.type) {
       case Type::kWelcome: FERRY_CHECK(reader.Read(&welcome_)); return;
@@ -216,7 +217,7 @@ class Session {
       case Type::kHello:
       case Type::kRejoin:
       case Type::kJoin:
-        exchange.first = header.type;
+        exchange.first = static_cast<session::wire::Type>(header.type);
         exchange.said.assign(reader.rest().begin(), reader.rest().end());
         return;
       default: return;
@@ -226,7 +227,7 @@ class Session {
   template <class T>
   static void Note(PendingPeer* pending_peer, Type type, const T& body,
                    std::vector<std::byte>* meta) {
-    pending_peer->exchange.first = type;
+    pending_peer->exchange.first = static_cast<session::wire::Type>(type);
     const auto bytes = std::as_bytes(std::span(&body, 1));
     pending_peer->exchange.said.assign(bytes.begin(), bytes.end());
     wire::Append(meta, body);
@@ -294,7 +295,9 @@ class Session {
                     std::uint8_t odd, std::vector<std::byte>* meta) {
     meta->insert(meta->end(), body.begin(), body.end());
     if (!host_.has_secret || odd == 1) return;
-    wire::Append(meta, pending_peer.exchange.ServerProof(*host_.secret, body));
+    session::Exchange exchange = pending_peer.exchange;
+    exchange.answer.assign(body.begin(), body.end());
+    wire::Append(meta, exchange.ServerProof(*host_.secret));
     ++proved_;
   }
 

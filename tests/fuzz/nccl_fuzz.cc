@@ -36,16 +36,13 @@ void CheckHandle(Script* script) {
 }
 
 void CheckHello(Script* script) {
-  const auto meta = script->Rest();
-  const auto head = nccl_net::LoadHelloHead(meta);
-  const auto whole = nccl_net::LoadWire<nccl_net::HelloWire>(meta);
-  const auto probe = nccl_net::LoadWire<nccl_net::ProbeWire>(meta);
-  FERRY_CHECK(head.has_value() == (meta.size() >= offsetof(nccl_net::HelloWire, comm)));
-  FERRY_CHECK(!probe || (head->type == probe->type && head->listen == probe->listen &&
-                         head->key == probe->nonce));
-  FERRY_CHECK(whole.has_value() == (meta.size() == sizeof(nccl_net::HelloWire)));
+  const auto body = script->Rest();
+  const auto head = nccl_net::LoadHelloHead(body);
+  const auto whole = nccl_net::LoadWire<nccl_net::HelloWire>(body);
+  FERRY_CHECK(head.has_value() == (body.size() >= offsetof(nccl_net::HelloWire, comm)));
+  FERRY_CHECK(whole.has_value() == (body.size() == sizeof(nccl_net::HelloWire)));
   if (!whole) return;
-  FERRY_CHECK(head->listen == whole->listen && head->key == whole->key);
+  FERRY_CHECK(head->listen == whole->listen && head->version == whole->version);
   (void)nccl_net::FindDifference({}, whole->rank, "peer");
   (void)nccl_net::OtherVersion(whole->version, "peer");
 }

@@ -97,7 +97,7 @@ class Charts(unittest.TestCase):
 class Trouble(unittest.TestCase):
     def test_the_messages_of_the_table_are_those_of_the_sources(self):
         sources = re.sub(r'"\s*"', "", "".join(path.read_text(encoding="utf-8") for path in
-                                              sorted(file for room in ("net", "transfer") for file in (ROOT / "ferry" / room).rglob("*.cc"))))
+                                              sorted(file for room in ("net", "session", "transfer") for file in (ROOT / "ferry" / room).rglob("*.cc"))))
         page = (ROOT / "docs/howto/trouble.md").read_text(encoding="utf-8")
         messages = [message for message in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
         self.assertGreaterEqual(len(messages), 5)

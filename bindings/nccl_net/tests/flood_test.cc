@@ -65,12 +65,12 @@ class PendingPeerFlood : public ::testing::Test {
     peer_->Answer();
     Require(host_->CloseSend(send), "closeSend");
   }
-  // Says the first bytes of a hello frame with another key, and perhaps garbage as its rest.
+  // Says the first bytes of a hello frame of another listen comm, and perhaps garbage as its rest.
   void Say(std::size_t bytes, bool garbage) {
     RawSender& sender = Connect();
     HelloWire hello = sender.Hello();
-    hello.key = {};
-    auto frame = RawSender::BytesOf(hello, 0);
+    hello.listen += 1;
+    auto frame = RawSender::HelloBytes(hello);
     std::fill(frame.begin() + static_cast<std::ptrdiff_t>(bytes), frame.end(), std::byte{0xFF});
     sender.SayBytes(std::span(frame).first(garbage ? frame.size() : bytes));
   }
@@ -91,8 +91,8 @@ TEST_F(PendingPeerFlood, KeepsNobodyOutAndTakesBoundedDescriptorsAndLines) {
   Exchange();
   const std::size_t before = DescriptorsOf(peer_->pid());
   for (std::size_t i = 0; i < kSilent; ++i) (void)Connect();
-  constexpr std::size_t kFrame = sizeof(net::tcp::FramePrefix) + sizeof(HelloWire);
-  for (std::size_t bytes = 0; bytes < kFrame; ++bytes) Say(bytes, bytes % 2 == 0);
+  const std::size_t frame = RawSender::HelloBytes(HelloWire{}).size();
+  for (std::size_t bytes = 0; bytes < frame; ++bytes) Say(bytes, bytes % 2 == 0);
   // It is accepted after all of them.
   Exchange();
   most_ = std::max(most_, DescriptorsOf(peer_->pid()));

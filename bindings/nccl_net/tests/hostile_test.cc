@@ -42,7 +42,7 @@ TEST_P(Lies, EndTheCommAndTouchNothingBesideItsReceive) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
   RawSender sender(listen.handle());
-  sender.Say(sender.Hello());
+  (void)sender.Enter(sender.Hello());
   void* const recv = listen.Accept(InTime());
   // A receive of 100 bytes in the middle.
   std::vector<std::byte> memory(300, std::byte{0xE5});
@@ -123,7 +123,7 @@ class Told : public ::testing::Test {
   void Begin(std::uint64_t early_bytes) {
     HelloWire hello = sender_.Hello();
     hello.early_bytes = early_bytes;
-    sender_.Say(hello);
+    (void)sender_.Enter(hello);
     recv_ = listen_.Accept(InTime());
   }
   void Post(int tag = 1) {
@@ -235,9 +235,9 @@ class HalfEarly : public ::testing::Test {
   HalfEarly() {
     HelloWire hello = first_.Hello();
     hello.lanes = 2;
-    first_.Say(hello);
+    (void)first_.Enter(hello);
     hello.lane = 1;
-    second_.Say(hello);
+    (void)second_.Enter(hello);
     recv_ = listen_.Accept(InTime());
     // Together with a message that is waited for: what has come with it is read with it.
     void* before = Post(1);
@@ -313,91 +313,25 @@ TEST(PendingPeers, MayBeManyWhoHaveYetToSayHello) {
   void* const send = NcclConnect(&host, listen.handle()).Connect(InTime());
   Require(host->CloseReceive(listen.Accept(InTime())), "closeRecv");
   Require(host->CloseSend(send), "closeSend");
-  for (const auto& sender : senders) sender->Say(sender->Hello());
+  for (const auto& sender : senders) (void)sender->Enter(sender->Hello());
   for (std::size_t i = 0; i < kSenders; ++i) {
     Require(host->CloseReceive(listen.Accept(InTime())), "closeRecv");
   }
 }
 
-class Probes : public ::testing::Test {
- protected:
-  ProbeWire Probe() const {
-    const HelloWire hello = sender_.Hello();
-    ProbeWire probe{.lanes = 1, .listen = hello.listen};
-    FillRandom(probe.nonce);
-    probe.proof = ProofOf(hello.key, FrameType::kProbe, probe.nonce, probe.listen);
-    return probe;
-  }
-  FrameType Answer() { return static_cast<FrameType>(AnswerBytes().front()); }
-  std::vector<std::byte> AnswerBytes() {
-    const Deadline deadline = InTime();
-    for (;;) {
-      auto meta = sender_.TryHear();
-      if (!meta.empty()) return meta;
-      if (deadline.expired()) throw std::runtime_error("nothing came");
-    }
-  }
-  bool IsTaken() {
-    void* recv = nullptr;
-    Require(listen_.TryAccept(&recv), "accept");
-    return recv != nullptr;
-  }
-
-  NcclHost host_{FERRY_NCCL_PLUGIN, 12};
-  NcclListen listen_{&host_};
-  RawSender sender_{listen_.handle()};
-};
-
-TEST_F(Probes, AreAnsweredAndNoComm) {
-  const ProbeWire probe = Probe();
-  sender_.Say(probe);
-  const auto here = LoadWire<HereWire>(AnswerBytes());
-  ASSERT_TRUE(here);
-  EXPECT_EQ(here->type, FrameType::kHere);
-  EXPECT_EQ(here->proof, ProofOf(sender_.Hello().key, FrameType::kHere, probe.nonce, probe.listen));
-  EXPECT_FALSE(IsTaken());
-  sender_.Say(sender_.Hello());
-  Require(host_->CloseReceive(listen_.Accept(InTime())), "closeRecv");
-}
-
-// The answer is still queued when the lane is about to move.
-TEST_F(Probes, MayHaveTheHelloFrameRightBehindThem) {
-  auto bytes = RawSender::BytesOf(Probe(), 0);
-  const auto hello = RawSender::BytesOf(sender_.Hello(), 0);
-  bytes.insert(bytes.end(), hello.begin(), hello.end());
-  sender_.SayBytes(bytes);
-  void* const recv = listen_.Accept(InTime());
-  EXPECT_EQ(Answer(), FrameType::kHere);
-  Require(host_->CloseReceive(recv), "closeRecv");
-}
-
-TEST_F(Probes, EndTheLaneWhenTheyComeTwice) {
-  sender_.Say(Probe());
-  sender_.Say(Probe());
-  EXPECT_EQ(sender_.End(), "closed");
-}
-
-TEST_F(Probes, WithoutTheKeyAreRefused) {
-  ProbeWire probe = Probe();
-  probe.proof[0] ^= std::byte{1};
-  sender_.Say(probe);
-  EXPECT_EQ(Answer(), FrameType::kRefusal);
-  EXPECT_EQ(sender_.End(), "closed");
-  EXPECT_FALSE(IsTaken());
-}
-
-TEST(PendingPeers, AreClosedUnlessTheySayHello) {
+TEST(PendingPeers, AreClosedUnlessTheirHelloIsThatOfARank) {
   NcclHost host(FERRY_NCCL_PLUGIN, 12);
   NcclListen listen(&host);
-  for (int way = 0; way < 5; ++way) {
+  const Key right = ReadHandle(listen.handle().data())->key;
+  for (int way = 0; way < 4; ++way) {
     RawSender sender(listen.handle());
     HelloWire hello = sender.Hello();
-    if (way == 0) hello.version = kFirstAlike - 1;
-    if (way == 1) hello.key[7] ^= std::byte{1};
-    if (way == 2) hello.lane = 1;
-    if (way == 3) hello.lanes = 1000;
-    if (way == 4) hello.type = FrameType::kData;
-    sender.Say(hello);
+    Key key = right;
+    if (way == 0) key[7] ^= std::byte{1};
+    if (way == 1) hello.lane = 1;
+    if (way == 2) hello.lanes = 1000;
+    if (way == 3) hello.listen += 1;
+    EXPECT_NE(sender.Enter(hello, key), session::wire::Type::kWelcome) << way;
     EXPECT_EQ(sender.End(), "closed") << way;
   }
   void* recv = nullptr;

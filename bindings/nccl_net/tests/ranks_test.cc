@@ -312,7 +312,7 @@ TEST(Ranks, OfAnotherBuildAreRefused) {
   RawSender sender(listen.handle());
   HelloWire hello = sender.Hello();
   hello.rank.build ^= 1;
-  sender.Say(hello);
+  EXPECT_EQ(sender.Enter(hello), session::wire::Type::kRefuse);
   EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kInvalidUsage);
   EXPECT_EQ(sender.End(), "closed");
   const auto address = *ReadHandle(listen.handle().data());
@@ -381,11 +381,9 @@ TEST_P(RanksOfVersion, AreRefused) {
   RawSender sender(again.handle());
   HelloWire hello = sender.Hello();
   hello.version = version;
-  if (version < kWireVersion) {
-    sender.Say(HeadOf<72>(hello));
-  } else {
-    sender.Say(HeadOf<100>(hello));
-  }
+  const auto answer =
+      version < kWireVersion ? sender.Enter(HeadOf<40>(hello)) : sender.Enter(HeadOf<100>(hello));
+  EXPECT_EQ(answer, session::wire::Type::kRefuse);
   EXPECT_EQ(OutcomeOfAccept(&host, &again), abi::kInvalidUsage);
   EXPECT_TRUE(
       Logged(fmt::format("is version {} here and another version, {}, at", kWireVersion, version)))
@@ -402,8 +400,9 @@ TEST(Ranks, ThatHaveNoKeyCannotMakeAcceptFail) {
   RawSender sender(listen.handle());
   HelloWire hello = sender.Hello();
   hello.rank.build ^= 1;
-  hello.key[0] ^= std::byte{1};
-  sender.Say(hello);
+  Key key = ReadHandle(listen.handle().data())->key;
+  key[0] ^= std::byte{1};
+  EXPECT_EQ(sender.Enter(hello, key), session::wire::Type::kRefuse);
   EXPECT_EQ(sender.End(), "closed");
   void* recv = nullptr;
   Require(listen.TryAccept(&recv), "accept");
@@ -468,8 +467,9 @@ TEST_P(TurnedAway, DialsAgainWhereALaneIsClosedBeforeItsHello) {
 
 // The listener has some of the lanes then, and has to forget them.
 TEST_P(TurnedAway, DialsAgainWhereSomeLanesHaveComeIn) {
-  // In the probe of the second lane.
-  Connect(2 * sizeof(net::tcp::FramePrefix) + sizeof(ProbeWire) + sizeof(HelloWire) + 10);
+  // In the hello frame of the second lane.
+  Connect(2 * sizeof(net::tcp::FramePrefix) + 2 * sizeof(session::wire::Header) +
+          sizeof(HelloWire) + sizeof(session::wire::ProofBody) + 10);
   Exchange(9);
   Exchange(3 << 20);
 }
@@ -493,10 +493,12 @@ TEST_F(RanksOfLoopback, AnswerOnlyByTheKeyWhichNobodyElseIsTold) {
   std::optional<net::RawPeer> peer;  // held until the end
   std::thread answering([&] {
     peer.emplace(impostor.Accept());
-    const auto frame = peer->Read(sizeof(net::tcp::FramePrefix) + sizeof(ProbeWire));
+    const auto frame = peer->Read(RawSender::HelloBytes(HelloWire{}).size());
     const Key key = ReadHandle(listen_.handle().data())->key;
     EXPECT_EQ(std::search(frame.begin(), frame.end(), key.begin(), key.end()), frame.end());
-    (void)peer->Write(RawSender::BytesOf(HereWire{}, 0));
+    const session::wire::Header welcome{.type = session::wire::Type::kWelcome,
+                                        .role = session::wire::Role::kNccl};
+    (void)peer->Write(RawSender::BytesOf(welcome, 0));
   });
   ConnectBy({impostor.address(), {"127.0.0.1", port()}});
   answering.join();
@@ -548,7 +550,7 @@ TEST(Ranks, ThatGoAndDoNotComeBackAreAnErrorOfAccept) {
   HelloWire hello = sender.Hello();
   hello.lanes = 2;
   const std::size_t logged_before = LoggedText().size();
-  sender.Say(hello);
+  EXPECT_EQ(sender.Enter(hello), session::wire::Type::kWelcome);
   ASSERT_TRUE(Logged("irecv comm with", logged_before));
   sender.Go();
   EXPECT_EQ(OutcomeOfAccept(&host, &listen), abi::kRemoteError);

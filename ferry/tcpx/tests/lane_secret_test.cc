@@ -18,8 +18,10 @@
 #include "ferry/net/testing/fake_provider.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/net/testing/raw_peer.h"
+#include "ferry/session/testing/conformance.h"
+#include "ferry/session/trust.h"
 #include "ferry/tcpx/factory.h"
-#include "ferry/tcpx/lane/lane_hello_wire.h"
+#include "ferry/tcpx/lane/lane_terms_wire.h"
 #include "ferry/tcpx/tests/testing/standin.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
@@ -29,11 +31,12 @@ namespace {
 using plugin::testing::ScopedVariables;
 using plugin::testing::StandIn;
 using plugin::testing::Variables;
+using session::testing::RawSession;
+using session::wire::Type;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using transfer::Must;
-using HelloKind = LaneHello::Kind;
 
 constexpr const char* kLaneSecret = "sixteen letters!";
 constexpr const char* kOtherLaneSecret = "sixteen letters?";
@@ -79,134 +82,130 @@ auto NothingForAPeer() {
   return AllOf(Not(HasSubstr("listen device")), Not(HasSubstr("connect device")));
 }
 
-std::vector<std::byte> Framed(std::span<const std::byte> meta) {
-  tcp::FramePrefix prefix;
-  prefix.meta_bytes = static_cast<std::uint32_t>(meta.size());
-  std::vector<std::byte> bytes(sizeof prefix);
-  std::memcpy(bytes.data(), &prefix, sizeof prefix);
-  bytes.insert(bytes.end(), meta.begin(), meta.end());
-  return bytes;
+PluginTerms ToyTerms() {
+  PluginTerms terms;
+  terms.SetPlugin("Toy");
+  terms.plugin_version = 8;
+  terms.chunk_bytes = Config().plugin_chunk_bytes;
+  terms.tag_base = Config().plugin_tag_base;
+  terms.has_secret = 1;
+  return terms;
+}
+
+std::vector<std::byte> Packed(const PluginTerms& terms) {
+  const auto bytes = session::wire::BytesOf(terms);
+  return {bytes.begin(), bytes.end()};
 }
 
 // The connecting side of a set-up, byte by byte.
-class RawSetup {
+class RawSetup : public RawSession {
  public:
-  explicit RawSetup(const Address& address) : peer_(RawPeer::ConnectTo(address)) {
-    terms_.plugin = "Toy";
-    terms_.plugin_version = 8;
-    terms_.chunk_bytes = Config().plugin_chunk_bytes;
-    terms_.tag_base = Config().plugin_tag_base;
-    terms_.has_secret = true;
-    terms_.handle.fill(std::byte{1});
-  }
+  explicit RawSetup(const Address& address) : RawSession(address, session::wire::Role::kPlugin) {}
+  explicit RawSetup(RawPeer peer) : RawSession(std::move(peer), session::wire::Role::kPlugin) {}
 
-  LaneHello& terms() { return terms_; }
-  // Signed with `secret`; nullopt: the mac is that of the terms.
-  std::vector<std::byte> Make(HelloKind kind, const std::optional<Secret>& secret) {
-    terms_.kind = kind;
-    std::vector<std::byte> frame = Pack(terms_);
-    if (secret) SetMac(LaneMac(secret, frames_, frame), &frame);
-    return frame;
+  void SayHello() { (void)RawSession::SayHello(Packed(ToyTerms())); }
+  void SayProof(const char* secret) {
+    (void)Say(Type::kProof, session::wire::BytesOf(Prove(*SecretOf(secret))));
   }
-  void Say(std::span<const std::byte> frame) {
-    frames_.insert(frames_.end(), frame.begin(), frame.end());
-    (void)peer_.Write(Framed(frame));
+  // Takes the welcome in.
+  void HearWelcome() {
+    const auto welcome = Expect(Type::kWelcome);
+    ASSERT_GE(welcome.body.size(), sizeof(Mac));
+    exchange().answer.assign(welcome.body.begin(), welcome.body.end() - sizeof(Mac));
   }
-  void Say(HelloKind kind, const std::optional<Secret>& secret) { Say(Make(kind, secret)); }
-  // The next frame; nothing where the connection has ended.
-  std::optional<LaneHello> Hear() {
-    const std::size_t bytes = Pack(LaneHello()).size();
-    if (peer_.Read(sizeof(tcp::FramePrefix)).size() != sizeof(tcp::FramePrefix)) return {};
-    const std::vector<std::byte> frame = peer_.Read(bytes);
-    auto hello = UnpackLaneHello(frame, "the listener");
-    if (!hello) return {};
-    frames_.insert(frames_.end(), frame.begin(), frame.end());
-    return *std::move(hello);
+  // The confirm frame's body: a handle, and the proof that it is of this lane.
+  std::vector<std::byte> Confirm(const Handle& handle) {
+    const Mac mac = exchange().ConfirmProof(*SecretOf(kLaneSecret), handle);
+    std::vector<std::byte> body(handle.begin(), handle.end());
+    body.insert(body.end(), mac.begin(), mac.end());
+    return body;
   }
-  RawPeer& peer() { return peer_; }
-
- private:
-  RawPeer peer_;
-  LaneHello terms_;
-  std::vector<std::byte> frames_;
+  std::string HearRefusal() {
+    const auto refusal = Expect(Type::kRefuse);
+    session::wire::MetaReader reader(refusal.body);
+    session::wire::RefuseBody body;
+    return reader.Read(&body) ? reader.Text() : "malformed";
+  }
 };
 
-TEST_F(LaneSecretTest, AWrongProofIsRefusedBeforeThePluginIsCalled) {
-  const std::vector<std::pair<const char*, std::optional<Secret>>> proofs = {
-      {"no mac", std::nullopt}, {"a mac by another secret", SecretOf(kOtherLaneSecret)}};
-  for (const auto& [what, secret] : proofs) {
-    SCOPED_TRACE(what);
-    RawSetup raw(address_);
-    raw.Say(HelloKind::kHello, std::nullopt);
-    const auto challenge = raw.Hear();
-    ASSERT_TRUE(challenge);
-    EXPECT_EQ(challenge->kind, HelloKind::kChallenge);
-    raw.Say(HelloKind::kProof, secret);
-    const auto refusal = raw.Hear();
-    ASSERT_TRUE(refusal);
-    EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
-    EXPECT_THAT(refusal->text, HasSubstr("did not prove that it knows the secret"));
-    raw.Say(HelloKind::kHandle, secret);
-    (void)raw.peer().ReadToEnd();
+// The listener passes the conformance suite of sessions.
+class PluginHost final : public session::testing::SessionHost {
+ public:
+  session::wire::Role role() const override { return session::wire::Role::kPlugin; }
+  Address address() const override { return address_; }
+  Secret secret() const override { return *SecretOf(kLaneSecret); }
+  std::vector<std::byte> Hello() const override { return Packed(ToyTerms()); }
+
+ private:
+  static Config MakeConfig() {
+    Config config = ConfigWith(std::string(FERRY_TOY_FOLDER) + "/ferry_toy_v8.so", kLaneSecret);
+    config.handshake_timeout = std::chrono::seconds(2);
+    return config;
   }
+
+  const ScopedVariables variables_{{{"TOY_STATE", "1"}, {"TOY_HOST", "1"}}};
+  TestHost host_{Must(CreateProvider(MakeConfig(), tcp::CreateProvider()))};
+  const Address address_ = Must(host_.Listen({"127.0.0.1", 0}, MakeConfig()));
+};
+using session::testing::SessionConformance;
+INSTANTIATE_TEST_SUITE_P(PluginListener, SessionConformance,
+                         ::testing::Values(session::testing::SessionTarget{
+                             "PluginListener", [] { return std::make_unique<PluginHost>(); }}));
+
+TEST_F(LaneSecretTest, AWrongProofIsRefusedBeforeThePluginIsCalled) {
+  RawSetup raw(address_);
+  raw.SayHello();
+  (void)raw.Expect(Type::kChallenge);
+  raw.SayProof(kOtherLaneSecret);
+  EXPECT_THAT(raw.HearRefusal(), HasSubstr("different secrets"));
+  (void)raw.Say(Type::kConfirm, Handle{});
+  EXPECT_FALSE(raw.Hear());
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
 TEST_F(LaneSecretTest, AProofOfAnotherLaneIsRefused) {
-  std::vector<std::byte> hello;
-  std::vector<std::byte> proof;
+  session::wire::ProofBody proof;
   {
     RawSetup honest(address_);
-    hello = honest.Make(HelloKind::kHello, std::nullopt);
-    honest.Say(hello);
-    ASSERT_TRUE(honest.Hear());
-    proof = honest.Make(HelloKind::kProof, SecretOf(kLaneSecret));
-    honest.Say(proof);
-    const auto welcome = honest.Hear();
-    ASSERT_TRUE(welcome);
-    EXPECT_EQ(welcome->kind, HelloKind::kWelcome);
+    honest.SayHello();
+    (void)honest.Expect(Type::kChallenge);
+    proof = honest.Prove(*SecretOf(kLaneSecret));
+    (void)honest.Say(Type::kProof, session::wire::BytesOf(proof));
+    honest.HearWelcome();
   }
   RawSetup replay(address_);
-  replay.Say(hello);
-  ASSERT_TRUE(replay.Hear());
-  replay.Say(proof);
-  const auto refusal = replay.Hear();
-  ASSERT_TRUE(refusal);
-  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
+  replay.SayHello();
+  (void)replay.Expect(Type::kChallenge);
+  (void)replay.Say(Type::kProof, session::wire::BytesOf(proof));
+  EXPECT_THAT(replay.HearRefusal(), HasSubstr("different secrets"));
   EXPECT_THAT(Calls(), Not(HasSubstr("connect device")));
 }
 
 // The handle is signed, too: who is between the two sides cannot change it.
 TEST_F(LaneSecretTest, AHandleThatWasAlteredIsRefused) {
   RawSetup raw(address_);
-  raw.Say(HelloKind::kHello, std::nullopt);
-  ASSERT_TRUE(raw.Hear());
-  raw.Say(HelloKind::kProof, SecretOf(kLaneSecret));
-  ASSERT_TRUE(raw.Hear());
-  std::vector<std::byte> frame = raw.Make(HelloKind::kHandle, SecretOf(kLaneSecret));
-  LaneHello altered = Must(UnpackLaneHello(frame, "this side"));
-  altered.handle.fill(std::byte{0xff});
-  raw.Say(Pack(altered));
-  const auto refusal = raw.Hear();
-  ASSERT_TRUE(refusal);
-  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
+  raw.SayHello();
+  (void)raw.Expect(Type::kChallenge);
+  raw.SayProof(kLaneSecret);
+  raw.HearWelcome();
+  auto confirm = raw.Confirm(Handle{});
+  confirm.front() = std::byte{0xff};
+  (void)raw.Say(Type::kConfirm, confirm);
+  EXPECT_THAT(raw.HearRefusal(), HasSubstr("did not prove that it knows the secret"));
   EXPECT_THAT(Calls(), Not(HasSubstr("connect device")));
 }
 
-TEST_F(LaneSecretTest, FramesOutOfTurnAreRefused) {
-  for (const HelloKind kind : {HelloKind::kProof, HelloKind::kHandle, HelloKind::kWelcome,
-                               HelloKind::kChallenge, HelloKind::kRefusal}) {
+TEST_F(LaneSecretTest, FramesOutOfTurnAreNotActedUpon) {
+  for (const Type type : {Type::kProof, Type::kConfirm, Type::kWelcome, Type::kChallenge,
+                          Type::kRefuse, Type::kJoin, Type::kResume}) {
     for (const bool after_hello : {false, true}) {
-      if (after_hello && kind == HelloKind::kProof) continue;
       RawSetup raw(address_);
       if (after_hello) {
-        raw.Say(HelloKind::kHello, std::nullopt);
-        ASSERT_TRUE(raw.Hear());
+        raw.SayHello();
+        (void)raw.Expect(Type::kChallenge);
       }
-      raw.Say(kind, SecretOf(kLaneSecret));
-      const auto refusal = raw.Hear();
-      ASSERT_TRUE(refusal) << static_cast<int>(kind);
-      EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
+      (void)raw.Say(type, std::vector<std::byte>(96));
+      (void)raw.peer().ReadToEnd();
     }
   }
   EXPECT_THAT(Calls(), NothingForAPeer());
@@ -215,39 +214,20 @@ TEST_F(LaneSecretTest, FramesOutOfTurnAreRefused) {
 // All frames at once: none is acted upon before those that must precede it.
 TEST_F(LaneSecretTest, FramesThatDoNotWaitForTheChallengeAreRefused) {
   RawSetup raw(address_);
-  std::vector<std::byte> all;
-  for (const HelloKind kind : {HelloKind::kHello, HelloKind::kProof, HelloKind::kHandle}) {
-    const auto frame = Framed(raw.Make(kind, SecretOf(kLaneSecret)));
-    all.insert(all.end(), frame.begin(), frame.end());
-  }
-  ASSERT_TRUE(raw.peer().Write(all));
+  raw.SayHello();
+  raw.SayProof(kLaneSecret);
+  (void)raw.Say(Type::kConfirm, raw.Confirm(Handle{}));
   (void)raw.peer().ReadToEnd();
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
 TEST_F(LaneSecretTest, AHelloMayBeCutAtEveryByte) {
-  RawSetup model(address_);
-  const auto bytes = Framed(model.Make(HelloKind::kHello, std::nullopt));
-  model.peer().Close();
+  const auto bytes = RawSetup(address_).Encode(Type::kHello, Packed(ToyTerms()));
   for (std::size_t cut = 0; cut < bytes.size(); ++cut) {
     RawPeer peer = RawPeer::ConnectTo(address_);
     ASSERT_TRUE(peer.Write(std::span(bytes).first(cut)));
     peer.EndWriting();
     (void)peer.ReadToEnd();
-  }
-  EXPECT_THAT(Calls(), NothingForAPeer());
-}
-
-TEST_F(LaneSecretTest, AProofMayBeCutAtEveryByte) {
-  for (std::size_t cut = 0;; cut += 7) {
-    RawSetup raw(address_);
-    raw.Say(HelloKind::kHello, std::nullopt);
-    ASSERT_TRUE(raw.Hear());
-    const auto proof = Framed(raw.Make(HelloKind::kProof, SecretOf(kLaneSecret)));
-    if (cut >= proof.size()) break;
-    ASSERT_TRUE(raw.peer().Write(std::span(proof).first(cut)));
-    raw.peer().EndWriting();
-    (void)raw.peer().ReadToEnd();
   }
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
@@ -267,44 +247,34 @@ TEST_F(LaneSecretTest, AListenerWithoutTheSecretGetsNoHandle) {
   RawListener listener;
   TestHost near(Must(CreateProvider(ConfigWith(toy_, kLaneSecret), tcp::CreateProvider())));
   std::thread impostor([&] {
-    RawPeer raw(listener.Accept());
-    const std::size_t frame = sizeof(tcp::FramePrefix) + Pack(LaneHello()).size();
-    (void)raw.Read(frame);
-    LaneHello terms;
-    terms.plugin = "Toy";
-    terms.plugin_version = 8;
-    terms.chunk_bytes = Config().plugin_chunk_bytes;
-    terms.tag_base = Config().plugin_tag_base;
-    terms.has_secret = true;
-    terms.handle.fill(std::byte{1});
-    terms.kind = HelloKind::kChallenge;
-    (void)raw.Write(Framed(Pack(terms)));
-    const std::vector<std::byte> proof = raw.Read(frame);
-    terms.kind = HelloKind::kWelcome;
+    RawSetup raw{RawPeer(listener.Accept())};
+    (void)raw.Expect(Type::kHello);
+    (void)raw.Say(Type::kChallenge, session::wire::Nonce{});
+    const auto proof = raw.Expect(Type::kProof);
+    auto welcome = Packed(ToyTerms());
+    session::wire::Append(&welcome, Handle{});
     // All that it has is the other side's own proof.
-    if (proof.size() == frame) {
-      terms.mac =
-          Must(UnpackLaneHello(std::span(proof).subspan(sizeof(tcp::FramePrefix)), "near")).mac;
+    if (proof.body.size() == sizeof(session::wire::ProofBody)) {
+      welcome.insert(welcome.end(), proof.body.end() - sizeof(Mac), proof.body.end());
     }
-    (void)raw.Write(Framed(Pack(terms)));
-    (void)raw.ReadToEnd();
+    (void)raw.Say(Type::kWelcome, welcome);
+    (void)raw.peer().ReadToEnd();
   });
   const auto lane = near.Connect(listener.address(), {});
   impostor.join();
   ASSERT_FALSE(lane);
   EXPECT_EQ(lane.error().code(), Code::kRefused) << lane.error().ToString();
-  EXPECT_THAT(lane.error().message(), HasSubstr("did not prove that it knows the secret"));
+  EXPECT_THAT(lane.error().message(), HasSubstr("did not prove the secret"));
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
 TEST_F(LaneSecretTest, WhoKnowsTheSecretReachesThePlugin) {
   RawSetup raw(address_);
-  raw.terms().handle = Handle{};  // no state of an earlier connect
-  raw.Say(HelloKind::kHello, std::nullopt);
-  ASSERT_TRUE(raw.Hear());
-  raw.Say(HelloKind::kProof, SecretOf(kLaneSecret));
-  ASSERT_TRUE(raw.Hear());
-  raw.Say(HelloKind::kHandle, SecretOf(kLaneSecret));
+  raw.SayHello();
+  (void)raw.Expect(Type::kChallenge);
+  raw.SayProof(kLaneSecret);
+  raw.HearWelcome();
+  (void)raw.Say(Type::kConfirm, raw.Confirm(Handle{}));  // no state of an earlier connect
   std::unique_ptr<Lane> lane = far_.Accept();
   EXPECT_NE(lane, nullptr);
   RunOn(*far_.loop(), [&] { lane = nullptr; });
@@ -343,22 +313,24 @@ TEST(LaneSecret, SidesOfTwoSecretsDoNotConnect) {
   const auto lane = near.Connect(address, {});
   ASSERT_FALSE(lane);
   EXPECT_EQ(lane.error().code(), Code::kRefused) << lane.error().ToString();
-  EXPECT_THAT(lane.error().message(), HasSubstr("did not prove that it knows the secret"));
+  EXPECT_THAT(lane.error().message(), HasSubstr("different secrets"));
 }
 
 // ---- without a secret ---------------------------------------------------------------------------
+
+PluginTerms TermsWithoutSecret() {
+  PluginTerms terms = ToyTerms();
+  terms.has_secret = 0;
+  terms.process = ThisProcess();
+  return terms;
+}
 
 // This process has not listed a raw socket, as a proxy of this machine has not.
 TEST_F(LaneSecretTest, WithoutOneAProxyOfThisMachineIsRefused) {
   TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
   RawSetup raw(Must(open.Listen({"127.0.0.1", 0}, {})));
-  raw.terms().has_secret = false;
-  raw.terms().process = ThisProcess();
-  raw.Say(HelloKind::kHello, std::nullopt);
-  const auto refusal = raw.Hear();
-  ASSERT_TRUE(refusal);
-  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
-  EXPECT_THAT(refusal->text, HasSubstr("is not proved that a process of user"));
+  (void)raw.RawSession::SayHello(Packed(TermsWithoutSecret()));
+  EXPECT_THAT(raw.HearRefusal(), HasSubstr("is not proved that a process of user"));
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
@@ -385,21 +357,17 @@ TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
   TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
   const Address address = Must(open.Listen({"127.0.0.1", 0}, {}));
   RawSetup raw(address);
-  raw.terms().has_secret = false;
-  raw.terms().process = ThisProcess();
   // Another one is refused only after the first was accepted.
   RawSetup other(address);
-  other.Say(HelloKind::kHello, std::nullopt);
-  ASSERT_TRUE(other.Hear());
-  std::optional<LaneHello> refusal;
+  (void)other.RawSession::SayHello(Packed(TermsWithoutSecret()));
+  (void)other.HearRefusal();
+  std::string refusal;
   {
     const DescriptorsAllUsed used;
-    raw.Say(HelloKind::kHello, std::nullopt);
-    refusal = raw.Hear();
+    (void)raw.RawSession::SayHello(Packed(TermsWithoutSecret()));
+    refusal = raw.HearRefusal();
   }
-  ASSERT_TRUE(refusal);
-  EXPECT_EQ(refusal->kind, HelloKind::kRefusal);
-  EXPECT_THAT(refusal->text, HasSubstr("finding out who the peer is"));
+  EXPECT_THAT(refusal, HasSubstr("finding out who the peer is"));
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
@@ -460,15 +428,15 @@ TEST_F(OtherMachinesLaneTest, TwoInsecureSidesConnectWithOneWarning) {
 TEST(LaneSecret, WithoutOneOnlyPeersOfThisMachineAreTrusted) {
   LaneInfo peer;
   peer.remote = "192.0.2.1:5";
-  const Status refused = CheckTrusted(/*has_secret=*/false, /*insecure=*/false, peer);
+  const Status refused = (session::Trust{false, false}.CheckReach(peer, peer.remote));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kRefused);
   EXPECT_THAT(refused.error().message(),
               AllOf(HasSubstr("192.0.2.1:5"), HasSubstr("FERRY_SECRET_FILE")));
-  EXPECT_TRUE(CheckTrusted(/*has_secret=*/true, /*insecure=*/false, peer));
-  EXPECT_TRUE(CheckTrusted(/*has_secret=*/false, /*insecure=*/true, peer));
+  EXPECT_TRUE((session::Trust{true, false}.CheckReach(peer, peer.remote)));
+  EXPECT_TRUE((session::Trust{false, true}.CheckReach(peer, peer.remote)));
   peer.same_machine = true;
-  EXPECT_TRUE(CheckTrusted(/*has_secret=*/false, /*insecure=*/false, peer));
+  EXPECT_TRUE((session::Trust{false, false}.CheckReach(peer, peer.remote)));
 }
 
 }  // namespace

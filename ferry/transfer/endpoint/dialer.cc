@@ -59,9 +59,11 @@ void Dialer::StartOnLoop() {
 
 // ---- lanes --------------------------------------------------------------------------------------
 
-bool Dialer::Has(const HelloLane* lane) const {
-  return std::any_of(lanes_.begin(), lanes_.end(),
-                     [&](const auto& each) { return each.get() == lane; });
+Dialer::HelloLane* Dialer::Find(const Handshake* handshake) {
+  const auto it = std::find_if(lanes_.begin(), lanes_.end(), [&](const auto& each) {
+    return each->handshake.get() == handshake;
+  });
+  return done() || it == lanes_.end() ? nullptr : it->get();
 }
 
 Dialer::HelloLane* Dialer::Adopt(std::size_t address, std::size_t index,
@@ -72,19 +74,18 @@ Dialer::HelloLane* Dialer::Adopt(std::size_t address, std::size_t index,
     EndAttempt(address, may.error(), /*may_retry=*/false);
     return nullptr;
   }
-  lanes_.push_back(std::make_unique<HelloLane>(
-      HelloLane{address, index, std::make_unique<HelloExchange>(std::move(lane), home(), deadline),
-                ClientHandshake(secret_, name)}));
-  HelloLane* const added = lanes_.back().get();
-  added->hello_exchange->StartOnLoop(
-      [self = shared_from_this(), added](const auto& header, auto* reader) {
-        return self->OnHeard(added, header, reader);
-      },
-      [self = shared_from_this(), added](const Error& error) { self->OnGone(added, error); });
-  added->hello_exchange->SetOnSaid([self = shared_from_this(), added] {
-    if (self->Has(added)) self->FinishIfReady();
-  });
-  return added;
+  Handshake::Terms terms{.side = Handshake::Side::kDials,
+                         .role = session::wire::Role::kEndpoint,
+                         .loop = home(),
+                         .deadline = deadline,
+                         .peer_name = name,
+                         .secret = secret_};
+  lanes_.push_back(std::make_unique<HelloLane>(HelloLane{
+      address, index,
+      std::make_unique<Handshake>(std::move(lane), std::move(terms),
+                                  std::shared_ptr<HandshakeUser>(shared_from_this(), this))}));
+  lanes_.back()->handshake->StartOnLoop();
+  return lanes_.back().get();
 }
 
 void Dialer::OnUp(std::size_t address, std::unique_ptr<net::Lane> lane, Deadline deadline) {
@@ -107,14 +108,12 @@ void Dialer::OnJoinConnected(std::size_t index, std::uint32_t round,
   join.lane = static_cast<std::uint16_t>(index);
   join.connection = welcome_.connection;
   std::memcpy(join.token, welcome_.token, sizeof join.token);
-  added->client_handshake.SayFirstOnLoop(added->hello_exchange.get(), wire::Type::kJoin,
-                                         wire::BytesOf(join));
+  added->handshake->OpenOnLoop(session::wire::Type::kJoin, wire::BytesOf(join));
 }
 
 // Records the local name first, so that this endpoint recognizes a connection to itself.
 void Dialer::SayHello(HelloLane* lane) {
-  const HelloExchange& hello_exchange = *lane->hello_exchange;
-  lane->call = hello_exchange.local_name();
+  lane->call = lane->handshake->info().local;
   endpoint_->own_calls().Begin(lane->call);
   lane->asked_lanes = static_cast<std::uint16_t>(lanes_to_[lane->address]);
   wire::HelloBody hello;
@@ -122,11 +121,10 @@ void Dialer::SayHello(HelloLane* lane) {
   if (secret_) hello.flags |= wire::kHasSecret;
   if (endpoint_->config().checksum == OnOff::kOn) hello.flags |= wire::kChecksums;
   hello.window_bytes = endpoint_->config().window_bytes;
-  if (hello_exchange.is_local()) hello.process = net::ThisProcess();
+  if (lane->handshake->is_local()) hello.process = net::ThisProcess();
   std::memcpy(hello.endpoint, endpoint_->id().bytes.data(), sizeof hello.endpoint);
   std::memcpy(hello.expected, expected_.bytes.data(), sizeof hello.expected);
-  lane->client_handshake.SayFirstOnLoop(lane->hello_exchange.get(), wire::Type::kHello,
-                                        wire::BytesOf(hello));
+  lane->handshake->OpenOnLoop(session::wire::Type::kHello, wire::BytesOf(hello));
 }
 
 // Posted, because the lanes' callbacks keep this object alive and one may be running.
@@ -151,65 +149,52 @@ void Dialer::EndAttempt(std::size_t address, const Error& error, bool may_retry)
 
 // ---- answers ------------------------------------------------------------------------------------
 
-// Without a refusal, the peer closed the lane, or its kernel reset it.
-void Dialer::OnGone(const HelloLane* lane, const Error& error) {
-  if (done() || !Has(lane)) return;
-  EndAttempt(lane->address, error, error.code() == Code::kPeerLost);
+// Without a refusal, the peer closed the lane, or its kernel reset it. A peer that refuses a
+// further lane knew the connection when it answered the hello frame, and has dropped it since.
+void Dialer::OnGone(Handshake* handshake, const Error& error) {
+  const HelloLane* const lane = Find(handshake);
+  if (lane == nullptr) return;
+  const bool was_dropped = lane->index != 0 && handshake->was_refused();
+  const bool may_retry =
+      error.code() == Code::kPeerLost || (was_dropped && error.code() == Code::kUnavailable);
+  EndAttempt(lane->address, may_retry ? Error(Code::kPeerLost, error.message()) : error, may_retry);
 }
 
-Status Dialer::OnHeard(HelloLane* lane, const wire::MessageHeader& header,
-                       wire::MetaReader* reader) {
-  // The attempt has ended in this turn of the loop; this lane is about to be closed.
-  if (done() || !Has(lane)) return Error(Code::kCancelled, "the attempt to connect has ended");
-  const bool is_first = lane->index == 0;
-  if (header.type == wire::Type::kRefuse) {
-    Error refusal = lane->client_handshake.Refusal(reader);
-    // The peer knew the connection when it answered the hello frame, and has dropped it since.
-    // kPeerLost makes OnGone() try again from the beginning.
-    const bool given_up = !is_first && refusal.code() == Code::kUnavailable;
-    return given_up ? Error(Code::kPeerLost, refusal.message()) : refusal;
-  }
-  if (header.type == wire::Type::kChallenge) {
-    if (is_first) dial_->NoteAnswer(lane->address);
-    return lane->client_handshake.AnswerChallengeOnLoop(lane->hello_exchange.get(), reader);
-  }
-  if (is_first && header.type == wire::Type::kWelcome) return OnWelcome(lane, reader);
-  if (!is_first && header.type == wire::Type::kJoined) {
-    FERRY_TRY(lane->client_handshake.CheckPeer({}, reader->rest()));
-    FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(lane->hello_exchange.get(), welcome_.process,
-                                                  secret_.has_value()));
-    OnJoined();
-    return Ok();
-  }
-  return Error(Code::kCorrupt,
-               fmt::format("{} answered the hello frame with a {} frame; use the same release and "
-                           "provider on both sides (FERRY_PROVIDER)",
-                           addresses_[lane->address].ToString(), wire::TypeName(header.type)));
+void Dialer::OnChallenged(Handshake* handshake, const session::Demand& /*demand*/) {
+  const HelloLane* const lane = Find(handshake);
+  if (lane != nullptr && lane->index == 0) dial_->NoteAnswer(lane->address);
 }
 
-// The server's proof is checked before its addresses and its endpoint id are used.
+Status Dialer::OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) {
+  HelloLane* const lane = Find(handshake);
+  if (lane == nullptr) return Error(Code::kCancelled, "the attempt to connect has ended");
+  if (type == session::wire::Type::kWelcome) return OnWelcome(lane, body);
+  FERRY_TRY(endpoint_->policy()
+                .TrustIn(secret_.has_value())
+                .CheckPeerOnLoop(handshake, welcome_.process));
+  OnJoined();
+  return Ok();
+}
+
 Status Dialer::OnWelcome(HelloLane* lane, wire::MetaReader* reader) {
   const std::string name = addresses_[lane->address].ToString();
-  const std::span<const std::byte> all = reader->rest();
   wire::WelcomeBody welcome;
   const bool whole = reader->Read(&welcome) && welcome.version == wire::kVersion &&
                      welcome.lanes > 0 && welcome.lanes <= lane->asked_lanes &&
-                     welcome.window_bytes > 0 && reader->rest().size() >= welcome.address_bytes;
+                     welcome.window_bytes > 0 && reader->rest().size() == welcome.address_bytes;
   if (!whole) {
     return Error(
         Code::kCorrupt,
         fmt::format("{} sent a malformed welcome; use the same release on both sides", name));
   }
-  const std::size_t body_bytes = sizeof welcome + welcome.address_bytes;
-  FERRY_TRY(lane->client_handshake.CheckPeer(all.first(body_bytes), all.subspan(body_bytes)));
   std::vector<net::Address> others;
   if (welcome.address_bytes > 0) {
-    FERRY_TRY_ASSIGN(EndpointAddress told,
-                     EndpointAddress::Parse(reader->rest().first(welcome.address_bytes)));
+    FERRY_TRY_ASSIGN(EndpointAddress told, EndpointAddress::Parse(reader->rest()));
     others = std::move(told.at);
   }
-  FERRY_TRY(endpoint_->policy().CheckPeerOnLoop(lane->hello_exchange.get(), welcome.process,
-                                                secret_.has_value()));
+  FERRY_TRY(endpoint_->policy()
+                .TrustIn(secret_.has_value())
+                .CheckPeerOnLoop(lane->handshake.get(), welcome.process));
   Uuid peer;
   std::memcpy(peer.bytes.data(), welcome.endpoint, sizeof welcome.endpoint);
   if (!expected_.none() && peer != expected_) {
@@ -250,11 +235,15 @@ void Dialer::OnJoined() {
   FinishIfReady();
 }
 
+void Dialer::OnComplete(Handshake* handshake) {
+  if (Find(handshake) != nullptr) FinishIfReady();
+}
+
 // An answer may arrive before the lane has reported that its request was sent.
 void Dialer::FinishIfReady() {
   if (done() || joined_ == 0 || joined_ < loops_.size()) return;
   for (const auto& lane : lanes_) {
-    if (!lane->hello_exchange->complete()) return;
+    if (!lane->handshake->complete()) return;
   }
   // Posted, to leave the callback of the lane that is about to move.
   home()->Post([self = shared_from_this(), round = round_] {
@@ -268,7 +257,7 @@ void Dialer::Finish() {
   std::sort(lanes_.begin(), lanes_.end(),
             [](const auto& a, const auto& b) { return a->index < b->index; });
   const HelloLane& first = *lanes_.front();
-  const Dialled dialled{addresses_[first.address], first.hello_exchange->info().interface, others_,
+  const Dialled dialled{addresses_[first.address], first.handshake->info().interface, others_,
                         secret_};
   Peer agreed;
   std::memcpy(agreed.endpoint.bytes.data(), welcome_.endpoint, sizeof welcome_.endpoint);
@@ -280,7 +269,7 @@ void Dialer::Finish() {
   agreed.connection = welcome_.connection;
   std::memcpy(agreed.token.bytes.data(), welcome_.token, sizeof welcome_.token);
   std::vector<std::unique_ptr<net::Lane>> lanes;
-  for (const auto& lane : lanes_) lanes.push_back(lane->hello_exchange->ReleaseLane());
+  for (const auto& lane : lanes_) lanes.push_back(lane->handshake->ReleaseLane());
   connection_ = endpoint_->EstablishOnLoop(std::move(agreed), std::move(lanes), loops_, &dialled);
   if (connection_ == nullptr) {
     return FailOnLoop(Error(Code::kCancelled, "this endpoint was closed"));

@@ -9,8 +9,8 @@
 #include "ferry/core/random.h"
 #include "ferry/net/dial.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/handshake/client_handshake.h"
-#include "ferry/transfer/handshake/hello_exchange.h"
+#include "ferry/session/handshake.h"
+#include "ferry/transfer/handshake/wire.h"
 
 namespace ferry::transfer {
 
@@ -28,7 +28,7 @@ class ConnectionCore;
 //
 // Lives on the connection's home loop. Shared between that loop and the thread in
 // Endpoint::Connect, which waits for done().
-class Dialer final : public std::enable_shared_from_this<Dialer> {
+class Dialer final : public std::enable_shared_from_this<Dialer>, private session::HandshakeUser {
  public:
   // While an address was asked less than this ago, no other is.
   static constexpr milliseconds kAnswerTime{500};
@@ -39,19 +39,19 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
 
   EventLoop* home() const noexcept { return all_loops_.front(); }
   void StartOnLoop();
-  // Releases the lanes, whose callbacks keep this object alive. Call after its loop has stopped.
+  // Releases the lanes, whose handshakes keep this object alive. Call after its loop has stopped.
   void GiveUp();
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   // Valid once done() is true.
   Result<std::shared_ptr<ConnectionCore>> result();
 
  private:
+  using Handshake = session::Handshake;
   // A lane that is up, during its handshake.
   struct HelloLane {
     std::size_t address = 0;  // index of the address that it was dialed at
     std::size_t index = 0;    // of the lane
-    std::unique_ptr<HelloExchange> hello_exchange;
-    ClientHandshake client_handshake;
+    std::unique_ptr<Handshake> handshake;
     std::uint16_t asked_lanes = 0;  // by its hello frame
     std::string call = {};  // its local name, once recorded to detect a connection to ourselves
   };
@@ -64,9 +64,12 @@ class Dialer final : public std::enable_shared_from_this<Dialer> {
   HelloLane* Adopt(std::size_t address, std::size_t index, std::unique_ptr<net::Lane> lane,
                    Deadline deadline);
   void SayHello(HelloLane* lane);
-  bool Has(const HelloLane* lane) const;
-  void OnGone(const HelloLane* lane, const Error& error);
-  Status OnHeard(HelloLane* lane, const wire::MessageHeader& header, wire::MetaReader* reader);
+  // Null where the attempt, or the dial, has ended: the lane is about to be closed.
+  HelloLane* Find(const Handshake* handshake);
+  void OnChallenged(Handshake* handshake, const session::Demand& demand) override;
+  Status OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) override;
+  void OnComplete(Handshake* handshake) override;
+  void OnGone(Handshake* handshake, const Error& error) override;
   Status OnWelcome(HelloLane* lane, wire::MetaReader* reader);
   void JoinLanes(const HelloLane* first);
   void OnJoined();

@@ -13,8 +13,8 @@
 
 #include "ferry/core/log.h"
 #include "ferry/net/local_addresses.h"
+#include "ferry/transfer/endpoint/acceptor.h"
 #include "ferry/transfer/endpoint/dialer.h"
-#include "ferry/transfer/endpoint/server_handshake.h"
 #include "ferry/transfer/engine/lane_limits.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
 #include "ferry/transfer/recovery/lane_health.h"
@@ -56,11 +56,8 @@ RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connec
                                                           const std::string& peer_name) {
                 return endpoint->policy().CheckLane(lane, peer_name, has_secret);
               },
-          .check_peer =
-              [endpoint, process = connection.peer().process,
-               has_secret = secret.has_value()](HelloExchange* lane) {
-                return endpoint->policy().CheckPeerOnLoop(lane, process, has_secret);
-              }};
+          .trust = endpoint->policy().TrustIn(secret.has_value()),
+          .process = connection.peer().process};
 }
 
 }  // namespace
@@ -85,11 +82,10 @@ Status EndpointCore::Start(const SecretText& secret) {
   const int workers = config_.workers > 0 ? config_.workers : std::min(Automatic(), loops);
   FERRY_TRY(loops_.Create(workers));
   FERRY_TRY(ServeMetrics());
-  server_handshake_ = std::make_unique<ServerHandshake>(this);
-  FERRY_TRY_ASSIGN(listener_, provider_->Listen({config_.listen_host, 0}, config_, loops_.front(),
-                                                [this](auto lane) {
-                                                  server_handshake_->OnAccepted(std::move(lane));
-                                                }));
+  acceptor_ = std::make_unique<Acceptor>(this);
+  FERRY_TRY_ASSIGN(
+      listener_, provider_->Listen({config_.listen_host, 0}, config_, loops_.front(),
+                                   [this](auto lane) { acceptor_->OnAccepted(std::move(lane)); }));
   listening_ = listener_->addresses();
   // Lanes that are lost by this are replaced.
   listener_->AnswerByInterfaceOnLoop();
@@ -140,7 +136,7 @@ void EndpointCore::Shutdown() {
   loops_.front()->Post([this] {
     listener_.reset();
     link_watch_.reset();
-    server_handshake_->ClearOnLoop();
+    acceptor_->ClearOnLoop();
   });
   connections_.Close();
   for (const auto& connection : connections_.All()) {
@@ -158,7 +154,7 @@ void EndpointCore::Shutdown() {
   for (const auto& dialer : dialers) dialer->GiveUp();
   listener_.reset();
   link_watch_.reset();
-  server_handshake_.reset();
+  acceptor_.reset();
 }
 
 // ---- interfaces ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@
 namespace ferry::transfer {
 
 class Dialer;
-class ServerHandshake;
+class Acceptor;
 struct EndpointAddress;
 
 // Where a peer was reached, by which interface, where else it says that it can be, and the secret
@@ -122,7 +122,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   RegionTable regions_;
   const std::shared_ptr<HeldMemoryPool> held_;  // shared with connections, which handles keep alive
   std::unique_ptr<net::Listener> listener_;
-  std::unique_ptr<ServerHandshake> server_handshake_;
+  std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<net::LinkWatch> link_watch_;
   std::vector<net::Address> listening_;  // one at least after Start()
   std::atomic<bool> closing_{false};

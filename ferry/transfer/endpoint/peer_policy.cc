@@ -20,28 +20,13 @@ Status PeerPolicy::Load(const SecretText& secret) {
 // allowed.
 Status PeerPolicy::CheckLane(const net::LaneInfo& lane, const std::string& peer_name,
                              bool has_secret) const {
-  if (!lane.same_machine && !NeedsNoProof(lane, has_secret)) {
-    return Error(
-        Code::kRefused,
-        fmt::format("{} is on another machine and there is no secret to authenticate it; set "
-                    "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust",
-                    peer_name));
-  }
+  FERRY_TRY(TrustIn(has_secret).CheckReach(lane, peer_name));
   const std::string& allowed = config_.interfaces;
   if (lane.same_machine || net::InterfaceAllowed(allowed, lane.interface)) return Ok();
   return Error(Code::kInvalidArgument,
                fmt::format("the route to {} leaves by {}, which FERRY_INTERFACES={} does not "
                            "allow; connect to another address of the peer, or allow it",
                            peer_name, lane.interface, allowed));
-}
-
-Status PeerPolicy::CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process,
-                                   bool has_secret) const {
-  if (NeedsNoProof(lane->info(), has_secret)) return Ok();
-  if (lane->is_local()) return lane->RequireProofOnLoop(process);
-  return Error(Code::kRefused,
-               "this endpoint has no secret to authenticate peers on other machines; set "
-               "FERRY_SECRET_FILE on both sides, or FERRY_INSECURE=on in a network you trust");
 }
 
 void PeerPolicy::OnRefused(const std::string& peer_name, const std::string& sentence) {

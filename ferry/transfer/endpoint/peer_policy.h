@@ -8,9 +8,9 @@
 #include "ferry/core/config.h"
 #include "ferry/core/log_limiter.h"
 #include "ferry/core/result.h"
+#include "ferry/core/secret.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/handshake/hello_exchange.h"
-#include "ferry/transfer/handshake/secret.h"
+#include "ferry/session/trust.h"
 
 namespace ferry::transfer {
 
@@ -28,11 +28,9 @@ class PeerPolicy {
   // and which interface the lane leaves by. `has_secret`: the peer will have to prove one. Errors:
   // kRefused, kInvalidArgument.
   Status CheckLane(const net::LaneInfo& lane, const std::string& peer_name, bool has_secret) const;
-  // Whether the peer of this lane may be trusted where nothing else authenticates it: it must be
-  // `process`, as it says itself, of our user on this machine. Asks the kernel only then. On the
-  // lane's loop; does not block. Errors: kRefused; kUnavailable without a descriptor to ask with.
-  Status CheckPeerOnLoop(HelloExchange* lane, const net::ProcessHint& process,
-                         bool has_secret) const;
+  session::Trust TrustIn(bool has_secret) const noexcept {
+    return {.has_secret = has_secret, .is_insecure = config_.insecure == OnOff::kOn};
+  }
 
   // Counts and logs a refused handshake. `sentence`: the reason.
   void OnRefused(const std::string& peer_name, const std::string& sentence);
@@ -41,11 +39,6 @@ class PeerPolicy {
   LogLimiter& log() noexcept { return log_; }
 
  private:
-  // Whether something else authenticates the peer, or nothing has to.
-  bool NeedsNoProof(const net::LaneInfo& lane, bool has_secret) const noexcept {
-    return has_secret || lane.authenticated || config_.insecure == OnOff::kOn;
-  }
-
   const Config& config_;
   std::optional<Secret> secret_;
   LogLimiter log_;  // by host

@@ -1,4 +1,4 @@
-// Which lanes of a connection are up, how each was lost, and when each was last heard.
+// Which lanes of a connection are up, and how each was lost.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,15 +11,10 @@
 namespace ferry::transfer {
 
 // The lanes as the home loop sees them. Holds what is known, and decides nothing. Home loop only.
-//
-// Bytes received are recorded twice, because drain checks run between heartbeats, too: Hear() is
-// the heartbeat's record, Notice() the drain's.
 class LaneLives {
  public:
   explicit LaneLives(std::size_t lanes) : lanes_(lanes) {}
 
-  // Silence counts from here.
-  void Start(Clock::time_point now);
   std::size_t size() const noexcept { return lanes_.size(); }
 
   // ---- Up and down.
@@ -36,16 +31,7 @@ class LaneLives {
   // Whether the lanes look as they do when the peer process exits while some are being replaced.
   bool Abandoned() const;
 
-  // ---- Silence.
-  //
-  // Records what lane has received in total and returns whether that is more than at the last call.
-  // `missed`: how late this call is, if it is late by much.
-  bool Hear(std::size_t lane, std::uint64_t bytes, Clock::time_point now, Clock::duration missed);
-  Clock::time_point heard_at(std::size_t lane) const { return lanes_[lane].heard_at; }
-  // Records whether a lane is silent. Returns true if it was not when last asked.
-  bool SetSilent(std::size_t lane, bool silent);
-
-  // ---- What a drain sees.
+  // ---- What a drain sees: drain checks run between heartbeats, too, which have their own record.
   void Notice(std::size_t lane, std::uint64_t bytes, Clock::time_point now);
   bool NoticedSince(std::size_t lane, Clock::time_point when) const {
     return lanes_[lane].noticed_at > when;
@@ -61,12 +47,8 @@ class LaneLives {
     bool up = true;
     bool by_reset = false;  // how the lane was lost
     bool replaced = false;  // frozen while it worked; meaningless once its replacement is used
-    bool silent = false;
-    bool excused = false;  // there was a gap in which we did not poll, and heard_at was moved
-    std::uint64_t heard_bytes = 0;
     std::uint64_t noticed_bytes = 0;
     Clock::time_point up_since{};  // since when the current lane is up
-    Clock::time_point heard_at{};  // moved forward over the first gap in which we did not poll
     Clock::time_point noticed_at{};
   };
 

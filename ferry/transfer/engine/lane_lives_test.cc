@@ -6,7 +6,6 @@
 namespace ferry::transfer {
 namespace {
 
-constexpr auto kNoGap = Clock::duration::zero();
 // So many seconds after the start.
 Clock::time_point After(int seconds) {
   return Clock::time_point{} + milliseconds(1000 * (1000 + seconds));
@@ -70,58 +69,13 @@ TEST(LaneLives, AFrozenLaneThatThePeerNeverUsedKeepsWhatIsKnown) {
   EXPECT_FALSE(lives.AllReset());
 }
 
-TEST(LaneLives, AreHeardWhenBytesHaveCome) {
-  LaneLives lives(1);
-  lives.Start(After(0));
-  EXPECT_EQ(lives.heard_at(0), After(0));
-  EXPECT_FALSE(lives.Hear(0, 0, After(1), kNoGap));
-  EXPECT_EQ(lives.heard_at(0), After(0));
-  EXPECT_TRUE(lives.Hear(0, 5, After(2), kNoGap));
-  EXPECT_EQ(lives.heard_at(0), After(2));
-  EXPECT_FALSE(lives.Hear(0, 5, After(3), kNoGap));
-  EXPECT_EQ(lives.heard_at(0), After(2));
-}
-
-TEST(LaneLives, OneGapIsExcusedUntilTheLaneIsHeard) {
-  LaneLives lives(1);
-  lives.Start(After(0));
-  EXPECT_FALSE(lives.Hear(0, 0, After(10), milliseconds(9000)));
-  EXPECT_EQ(lives.heard_at(0), After(9));
-  EXPECT_FALSE(lives.Hear(0, 0, After(20), milliseconds(9000)));
-  EXPECT_EQ(lives.heard_at(0), After(9)) << "the second gap counts as silence";
-  EXPECT_TRUE(lives.Hear(0, 1, After(21), kNoGap));
-  EXPECT_FALSE(lives.Hear(0, 1, After(30), milliseconds(8000)));
-  EXPECT_EQ(lives.heard_at(0), After(29));
-}
-
-TEST(LaneLives, ANewLaneIsHeardAndHasItsGap) {
-  LaneLives lives(1);
-  lives.Start(After(0));
-  EXPECT_FALSE(lives.Hear(0, 0, After(10), milliseconds(9000)));
-  lives.SetUp(0, After(12));
-  EXPECT_EQ(lives.heard_at(0), After(12));
-  EXPECT_FALSE(lives.Hear(0, 0, After(20), milliseconds(3000)));
-  EXPECT_EQ(lives.heard_at(0), After(15));
-}
-
-TEST(LaneLives, SilenceIsReportedOnceUntilItEnds) {
-  LaneLives lives(1);
-  EXPECT_FALSE(lives.SetSilent(0, false));
-  EXPECT_TRUE(lives.SetSilent(0, true));
-  EXPECT_FALSE(lives.SetSilent(0, true));
-  EXPECT_FALSE(lives.SetSilent(0, false));
-  EXPECT_TRUE(lives.SetSilent(0, true));
-}
-
-TEST(LaneLives, NoticingAndHearingAreSeparate) {
+TEST(LaneLives, TheBytesThatHaveComeAreNoticed) {
   LaneLives lives(2);
-  lives.Start(After(0));
   lives.Notice(1, 7, After(1));
   EXPECT_TRUE(lives.NoticedSince(1, After(0)));
   EXPECT_FALSE(lives.NoticedSince(0, After(0)));
   EXPECT_TRUE(lives.AnyNoticedSince(After(0)));
   EXPECT_FALSE(lives.AnyNoticedSince(After(1)));
-  EXPECT_TRUE(lives.Hear(1, 7, After(2), kNoGap));
   lives.Notice(1, 7, After(3));
   EXPECT_FALSE(lives.NoticedSince(1, After(2)));
 }

@@ -15,6 +15,7 @@ LaneMonitor::LaneMonitor(ConnectionCommon* common, const LaneGroup* lanes)
     : common_(common),
       lanes_(lanes),
       lives_(common->context.lanes),
+      heartbeat_(&common->config, common->context.lanes),
       given_up_(common->context.lanes) {}
 
 void LaneMonitor::SetPaths(const RecoveryContext& context, std::vector<NetworkPath> paths) {
@@ -23,10 +24,9 @@ void LaneMonitor::SetPaths(const RecoveryContext& context, std::vector<NetworkPa
 }
 
 void LaneMonitor::Start() {
-  next_beat_ = Clock::now();
-  lives_.Start(next_beat_);
+  heartbeat_.Start(Clock::now());
   lanes_->PostToAll([](LaneEngine& lane) { lane.Beat(/*heard=*/false); });
-  Heartbeat();
+  OnBeatDue();
   if (health_) health_->Start();
 }
 
@@ -49,11 +49,11 @@ void LaneMonitor::Notice() {
 
 // After a gap, for example when the process was stopped, the sockets hold what has arrived since.
 // So silence is judged only after every lane has read its socket.
-void LaneMonitor::Heartbeat() {
+void LaneMonitor::OnBeatDue() {
   heartbeat_timer_ = 0;
   if (common_->state.lost()) return;
-  const Clock::duration late = Clock::now() - next_beat_;
-  if (late < common_->config.heartbeat_interval) return Beat(Clock::duration::zero());
+  const Clock::duration late = heartbeat_.Lateness(Clock::now());
+  if (late == Clock::duration::zero()) return Beat(late);
   // A loop polls its sockets between two tasks.
   lanes_->Run(
       kAllLanes, [](LaneEngine& lane) { lane.Look(); },
@@ -66,48 +66,35 @@ void LaneMonitor::Heartbeat() {
 void LaneMonitor::Beat(Clock::duration missed) {
   if (common_->state.lost()) return;
   const auto now = Clock::now();
-  const auto heard_at = BeatLanes(now, missed);
-  FailIfSilent(now - heard_at);
+  for (std::uint32_t i = 0; i < lives_.size(); ++i) BeatLane(i, now, missed);
+  FailIfSilent(now);
   if (common_->state.lost()) return;
   if (health_) health_->Beat();
-  next_beat_ = std::min<Clock::time_point>(now + common_->config.heartbeat_interval,
-                                           heard_at + common_->config.peer_timeout);
-  heartbeat_timer_ = common_->home->AddTimerOnLoop(next_beat_, [this] { Heartbeat(); });
-}
-
-Clock::duration LaneMonitor::LaneTimeout() const {
-  return std::max(common_->config.lane_timeout, 2 * common_->config.heartbeat_interval);
+  heartbeat_timer_ = common_->home->AddTimerOnLoop(heartbeat_.Plan(now), [this] { OnBeatDue(); });
 }
 
 // `missed`: how late this call is, if it is late by much.
-Clock::time_point LaneMonitor::BeatLanes(Clock::time_point now, Clock::duration missed) {
-  auto latest = Clock::time_point::min();
-  for (std::uint32_t i = 0; i < lives_.size(); ++i) {
-    BeatLane(i, now, missed);
-    latest = std::max(latest, lives_.heard_at(i));
-  }
-  return latest;
-}
-
 void LaneMonitor::BeatLane(std::uint32_t lane, Clock::time_point now, Clock::duration missed) {
-  const bool heard = lives_.Hear(lane, lanes_->lane(lane).BytesReceived(), now, missed);
-  const Clock::duration quiet = now - lives_.heard_at(lane);
-  if (quiet >= common_->config.peer_timeout + LaneTimeout()) FailIfStuck(lane, quiet);
+  const session::Heartbeat::Sign sign =
+      heartbeat_.Beat(lane, lanes_->lane(lane).BytesReceived(), now, missed);
+  if (sign.quiet >= common_->config.peer_timeout + heartbeat_.lane_timeout()) {
+    FailIfStuck(lane, sign.quiet);
+  }
   if (!lives_.up(lane)) return;
-  const bool silent = !heard && quiet >= LaneTimeout();
-  if (lives_.SetSilent(lane, silent)) common_->stats.CountStall(lane, quiet);
-  if (silent) Suspect(lane, "has been silent");
-  lanes_->Post(lane, [heard](LaneEngine& at) { at.Beat(heard); });
+  if (sign.has_just_begun) common_->stats.CountStall(lane, sign.quiet);
+  if (sign.is_suspect) Suspect(lane, "has been silent");
+  lanes_->Post(lane, [heard = sign.heard](LaneEngine& at) { at.Beat(heard); });
 }
 
-void LaneMonitor::FailIfSilent(Clock::duration silent) {
-  if (silent >= LaneTimeout() && lives_.Abandoned()) {
+void LaneMonitor::FailIfSilent(Clock::time_point now) {
+  const Clock::duration silent = now - heartbeat_.heard_at();
+  if (silent >= heartbeat_.lane_timeout() && lives_.Abandoned()) {
     common_->failures->FailNow(Error(
         Code::kPeerLost,
         fmt::format("every lane to {} was reset or was being replaced, and for {:.1f} s none has "
                     "come back (FERRY_LANE_TIMEOUT); reconnect when the peer is back",
                     common_->context.peer_name, Seconds(silent))));
-  } else if (silent >= common_->config.peer_timeout) {
+  } else if (heartbeat_.IsPeerLost(now)) {
     common_->failures->FailNow(Error(
         Code::kPeerLost,
         fmt::format("nothing was heard from {} for {:.1f} s (FERRY_PEER_TIMEOUT); it is frozen, "
@@ -150,7 +137,9 @@ bool LaneMonitor::OnLost(std::uint32_t lane, const Error& error,
 }
 
 void LaneMonitor::OnReplaced(std::uint32_t lane, const net::LaneInfo& info) {
-  lives_.SetUp(lane, Clock::now());
+  const auto now = Clock::now();
+  lives_.SetUp(lane, now);
+  heartbeat_.Restart(lane, now);
   records_.SetUp(lane, true);
   common_->stats.CountLaneReplaced(lane, info);
   records_.SetInfo(lane, info);

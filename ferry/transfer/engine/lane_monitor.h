@@ -8,6 +8,7 @@
 
 #include "ferry/core/deadline.h"
 #include "ferry/net/provider.h"
+#include "ferry/session/heartbeat.h"
 #include "ferry/transfer/engine/connection_common.h"
 #include "ferry/transfer/engine/lane_group.h"
 #include "ferry/transfer/engine/lane_lives.h"
@@ -63,14 +64,10 @@ class LaneMonitor final : private RecoveryHost {
   void Revive(std::uint32_t lane, std::uint32_t attempt, std::unique_ptr<net::Lane> replacement,
               const LaneProgress& peer) override;
 
-  void Heartbeat();
+  void OnBeatDue();
   void Beat(Clock::duration missed);
-  // Returns when the peer was last heard.
-  Clock::time_point BeatLanes(Clock::time_point now, Clock::duration missed);
   void BeatLane(std::uint32_t lane, Clock::time_point now, Clock::duration missed);
-  // For how long a lane may be silent.
-  Clock::duration LaneTimeout() const;
-  void FailIfSilent(Clock::duration silent);
+  void FailIfSilent(Clock::time_point now);
   // Reports a lane that may be dead although it has not ended.
   void Suspect(std::uint32_t lane, const char* why);
   void SayLaneLost(std::uint32_t lane);
@@ -82,10 +79,10 @@ class LaneMonitor final : private RecoveryHost {
   ConnectionCommon* const common_;
   const LaneGroup* const lanes_;
   LaneLives lives_;
+  session::Heartbeat heartbeat_;
   LaneRecords records_;
   std::vector<std::atomic<bool>> given_up_;  // by lane: OnGivenUp has posted; any thread
   std::unique_ptr<LaneHealth> health_;       // null on the accepting side
-  Clock::time_point next_beat_;
   EventLoop::TimerId heartbeat_timer_ = 0;
 };
 

@@ -12,7 +12,7 @@
 
 #include "ferry/net/testing/fake_provider.h"
 #include "ferry/net/testing/fault_proxy.h"
-#include "ferry/transfer/handshake/secret.h"
+#include "ferry/session/exchange.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 
@@ -266,11 +266,14 @@ TEST_F(ImpostorTest, WithAProofForAnotherTlsConnectionIsRefused) {
     Config config;
     config.secret = kSecret;
     const auto secret = Must(Secret::FromConfig(config));
-    Exchange exchange{.first = Type::kHello, .said = hello.rest, .client = proof.nonce};
-    exchange.binding = {std::byte{1}};
     const auto welcome = Welcome();
-    EXPECT_TRUE(lane.Say({.type = Type::kWelcome,
-                          .body = Joined(welcome, Pod(exchange.ServerProof(*secret, welcome)))}));
+    const session::Exchange exchange{.first = session::wire::Type::kHello,
+                                     .said = hello.rest,
+                                     .binding = {std::byte{1}},
+                                     .client = proof.nonce,
+                                     .answer = welcome};
+    EXPECT_TRUE(lane.Say(
+        {.type = Type::kWelcome, .body = Joined(welcome, Pod(exchange.ServerProof(*secret)))}));
     lane.WaitClosed();
   });
   ExpectRefused(endpoint_.Connect(HostAndPort(listener.port()), Soon()),

@@ -12,11 +12,23 @@
 
 #include "ferry/core/result.h"
 #include "ferry/net/socket_owner.h"
+#include "ferry/session/wire.h"
 #include "ferry/transfer/region.h"
 
 // The metadata of the engine's frames: a MessageHeader, the body of its type, then for some types a
 // list or text. Little-endian, no padding; docs/wire.md describes the conversation.
 namespace ferry::transfer::wire {
+
+using session::wire::Append;
+using session::wire::AppendText;
+using session::wire::BytesOf;
+using session::wire::ChallengeBody;
+using session::wire::CodeFromWire;
+using session::wire::kMaxTextBytes;
+using session::wire::MetaReader;
+using session::wire::Nonce;
+using session::wire::ProofBody;
+using session::wire::RefuseBody;
 
 // Version 2: a proof is bound to its TLS connection.
 inline constexpr std::uint16_t kVersion = 2;
@@ -90,19 +102,6 @@ struct HelloBody {
 };
 static_assert(sizeof(HelloBody) == 56 && sizeof(net::ProcessHint) == 8);
 
-using Nonce = std::array<std::byte, 32>;
-
-struct ChallengeBody {
-  Nonce nonce{};
-};
-
-struct ProofBody {
-  Nonce nonce{};                        // the client's challenge
-  std::array<std::byte, 32> binding{};  // net::ChannelBinding of the lane, as the client sees it
-  std::array<std::byte, 32> mac{};
-};
-static_assert(sizeof(ChallengeBody) == 32 && sizeof(ProofBody) == 96);
-
 struct WelcomeBody {
   std::uint16_t version = kVersion;
   std::uint16_t lanes = 0;
@@ -146,14 +145,6 @@ struct RefusalOnWire {
   std::uint32_t code = 0;      // ferry::Code
 };
 static_assert(sizeof(ResumeBody) == 8 && sizeof(RefusalOnWire) == 8);
-
-struct RefuseBody {
-  std::uint32_t sequence = 0;  // kNack: of the refused frame
-  std::uint32_t slice = 0;     // kReadRefused
-  std::uint8_t code = 0;       // ferry::Code; 0 in a kFin for success
-  std::uint8_t reserved[7] = {};
-};
-static_assert(sizeof(RefuseBody) == 16);
 
 using KeyBody = RegionKey;
 
@@ -228,49 +219,6 @@ inline constexpr std::uint64_t kMaxCopyBytes = std::uint64_t{16} << 20;
 // Smallest slice limit that an endpoint may request by a key or a kCts: each slice of a plan
 // costs the other side memory.
 inline constexpr std::uint64_t kMinSlice = 4096;
-inline constexpr std::size_t kMaxTextBytes = 512;
-
-// Reads PODs from the front of received metadata. Returns false once it is too short, and from then
-// on.
-class MetaReader {
- public:
-  explicit MetaReader(std::span<const std::byte> bytes) : rest_(bytes) {}
-
-  template <class T>
-  bool Read(T* value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    if (rest_.size() < sizeof(T)) return false;
-    std::memcpy(value, rest_.data(), sizeof(T));
-    rest_ = rest_.subspan(sizeof(T));
-    return true;
-  }
-  std::span<const std::byte> rest() const noexcept { return rest_; }
-  // The remaining bytes as text, cut to kMaxTextBytes; bytes that cannot be printed are replaced.
-  std::string Text() const;
-
- private:
-  std::span<const std::byte> rest_;
-};
-
-// The body as the bytes that are sent; a view of `body`.
-template <class T>
-std::span<const std::byte> BytesOf(const T& body) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  return std::as_bytes(std::span(&body, 1));
-}
-
-// Appends to metadata under construction.
-template <class T>
-void Append(std::vector<std::byte>* meta, const T& value) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  const std::size_t at = meta->size();
-  meta->resize(at + sizeof(T));
-  std::memcpy(meta->data() + at, &value, sizeof(T));
-}
-void AppendText(std::vector<std::byte>* meta, std::string_view text);
-
-// A code from the wire; unknown ones become kInternal.
-Code CodeFromWire(std::uint8_t code) noexcept;
 const char* TypeName(Type type) noexcept;
 
 }  // namespace ferry::transfer::wire

@@ -10,11 +10,11 @@
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/random.h"
+#include "ferry/core/secret.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/handshake/hello_exchange.h"
+#include "ferry/session/trust.h"
 #include "ferry/transfer/handshake/lane_progress.h"
-#include "ferry/transfer/handshake/secret.h"
 
 namespace ferry::transfer {
 
@@ -32,8 +32,8 @@ struct RecoveryContext {
   std::optional<Secret> secret = std::nullopt;  // that both sides prove
   // Whether the settings allow the use of a lane dialed to this peer.
   std::function<Status(const net::LaneInfo& lane, const std::string& peer_name)> may_use;
-  // Whether the settings allow to trust the peer of a lane that it has answered. On its loop.
-  std::function<Status(HelloExchange* lane)> check_peer;
+  session::Trust trust = {};
+  net::ProcessHint process = {};  // the peer, as it said itself
 };
 
 // The connection as recovery sees it. Home loop only.

@@ -15,6 +15,7 @@
 #include "bindings/nccl_net/wire.h"
 #include "ferry/core/fd.h"
 #include "ferry/net/tcp/frame_prefix.h"
+#include "ferry/session/exchange.h"
 
 namespace ferry::nccl_net::testing {
 
@@ -55,12 +56,48 @@ class RawSender {
     HelloWire hello;
     hello.lanes = 1;
     hello.listen = address_.listen;
-    hello.key = address_.key;
     hello.comm = Uuid::Random();
     hello.rank = address_.rank;
     return hello;
   }
+  // The bytes of the session's hello frame.
+  template <class Wire>
+  static std::vector<std::byte> HelloBytes(const Wire& hello) {
+    return Encode(session::wire::Type::kHello, session::wire::BytesOf(hello));
+  }
+  // Says hello and proves the key, or another one. Returns the type of the answer; kHello: none.
+  template <class Wire>
+  session::wire::Type Enter(const Wire& hello) {
+    return Enter(hello, address_.key);
+  }
+  template <class Wire>
+  session::wire::Type Enter(const Wire& hello, const Key& key) {
+    session::Exchange exchange;
+    exchange.first = session::wire::Type::kHello;
+    const auto said = session::wire::BytesOf(hello);
+    exchange.said.assign(said.begin(), said.end());
+    SayBytes(HelloBytes(hello));
+    const auto challenge = Hear();
+    if (challenge.size() != sizeof(session::wire::Header) + exchange.server.size()) {
+      return session::wire::Type::kHello;
+    }
+    std::memcpy(exchange.server.data(), &challenge[sizeof(session::wire::Header)],
+                exchange.server.size());
+    session::wire::ProofBody proof;
+    proof.mac = exchange.ClientProof(SecretOf(key));
+    SayBytes(Encode(session::wire::Type::kProof, session::wire::BytesOf(proof)));
+    const auto answer = Hear();
+    return answer.empty() ? session::wire::Type::kHello
+                          : static_cast<session::wire::Type>(answer.front());
+  }
   void Go() { socket_.reset(); }
+  // The metadata of the next frame; empty where the lane has ended.
+  std::vector<std::byte> Hear() {
+    net::tcp::FramePrefix prefix;
+    if (!Read(std::as_writable_bytes(std::span(&prefix, 1)))) return {};
+    std::vector<std::byte> meta(prefix.meta_bytes);
+    return Read(meta) ? meta : std::vector<std::byte>();
+  }
   // The metadata of a frame that has come, if one has.
   std::vector<std::byte> TryHear() {
     net::tcp::FramePrefix prefix;
@@ -88,6 +125,26 @@ class RawSender {
   }
 
  private:
+  static std::vector<std::byte> Encode(session::wire::Type type, std::span<const std::byte> body) {
+    std::vector<std::byte> bytes;
+    session::wire::Append(&bytes,
+                          session::wire::Header{.type = type, .role = session::wire::Role::kNccl});
+    bytes.insert(bytes.end(), body.begin(), body.end());
+    net::tcp::FramePrefix prefix;
+    prefix.meta_bytes = static_cast<std::uint32_t>(bytes.size());
+    std::vector<std::byte> frame;
+    session::wire::Append(&frame, prefix);
+    frame.insert(frame.end(), bytes.begin(), bytes.end());
+    return frame;
+  }
+  // Blocks for at most a minute.
+  bool Read(std::span<std::byte> bytes) {
+    const timeval limit{60, 0};
+    (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_WAITALL) ==
+           static_cast<ssize_t>(bytes.size());
+  }
+
   const ListenAddress address_;
   UniqueFd socket_;
 };

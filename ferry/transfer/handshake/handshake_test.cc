@@ -296,7 +296,7 @@ TEST_F(CallTest, TriesTheAddressesInTurn) {
 
 TEST_F(CallTest, ToSomebodyWhoIsNoEndpointSaysSo) {
   ExpectAnswerFails(BytesOf("HTTP/1.1 400 Bad Request\r\n\r\n"), Code::kCorrupt, "no ferry frame");
-  ExpectAnswerFails(Encoded({.type = Type::kPong}), Code::kCorrupt, "with a pong frame");
+  ExpectAnswerFails(Encoded({.type = Type::kPong}), Code::kCorrupt, "sent a frame of type 35");
   ExpectAnswerFails(Encoded({.type = Type::kWelcome, .body = BytesOf("short")}), Code::kCorrupt,
                     "malformed welcome");
 }

@@ -1,5 +1,5 @@
 // Tests reading of the shared secret, and the proofs made with it.
-#include "ferry/transfer/handshake/secret.h"
+#include "ferry/core/secret.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-namespace ferry::transfer {
+namespace ferry::session {
 namespace {
 
 using ::testing::AllOf;
@@ -113,4 +113,4 @@ TEST(EqualInConstantTime, SeesEveryBit) {
 }
 
 }  // namespace
-}  // namespace ferry::transfer
+}  // namespace ferry::session
