@@ -3,8 +3,12 @@
 #include "bindings/python/memory.h"
 
 #include <fmt/core.h>
+#include <linux/futex.h>
 #include <nanobind/stl/string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 
 #include "bindings/python/errors.h"
@@ -44,13 +48,28 @@ bool RefersToObjects(const nb::object& object, const char* format) {
   return nb::cast<bool>(nb::bool_(nb::getattr(dtype, "hasobject", nb::bool_(false))));
 }
 
+// The call adds nothing to the word, atomically, so that others may write it meanwhile. It takes
+// memory of every kind, unlike madvise(2) with MADV_POPULATE_WRITE.
+bool IsWritableWord(std::byte* byte) noexcept {
+  constexpr std::uintptr_t kWord = sizeof(std::uint32_t);
+  auto* const word = byte - reinterpret_cast<std::uintptr_t>(byte) % kWord;
+  std::uint32_t unused = 0;
+  const long result = ::syscall(SYS_futex, &unused, FUTEX_WAKE_OP_PRIVATE, 0, nullptr, word,
+                                FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_EQ, 0));
+  return result >= 0 || errno != EFAULT;
+}
+
 }  // namespace
+
+bool IsWritable(std::span<std::byte> bytes) noexcept {
+  return bytes.empty() || (IsWritableWord(&bytes.front()) && IsWritableWord(&bytes.back()));
+}
 
 Memory::Memory(nb::handle object, Access access, const char* argument)
     : object_(nb::borrow(object)) {
   // In this order: GPU tensors of torch have a __cuda_array_interface__ as well, but not those that
   // require a gradient.
-  if (!TakeTorch(argument) && !TakeCudaArray(argument)) TakeBuffer(argument);
+  if (!TakeTorch(access, argument) && !TakeCudaArray(argument)) TakeBuffer(argument);
   if (access == Access::kWrite && !writable_) {
     if (view_ != nullptr) PyBuffer_Release(view_.get());
     // The destructor of an object whose constructor throws does not run, so the view was released
@@ -63,15 +82,18 @@ Memory::~Memory() {
   if (view_ != nullptr) PyBuffer_Release(view_.get());
 }
 
+bool Memory::writable() const noexcept {
+  return writable_ && (!of_torch_ || ordinal_ != kHost || IsWritable(bytes_));
+}
+
 // Not by DLPack, which knows neither tensors that require a gradient nor all of torch's types.
-bool Memory::TakeTorch(const char* argument) {
+bool Memory::TakeTorch(Access access, const char* argument) {
   for (const char* name : {"data_ptr", "element_size", "numel", "is_contiguous", "device"}) {
     if (!nb::hasattr(object_, name)) return false;
   }
   const nb::object refusal = nb::module_::import_("tensorferry._tensors").attr("refusal");
-  if (const auto why = nb::cast<std::string>(refusal(object_)); !why.empty()) {
-    Refuse(argument, why);
-  }
+  const auto why = nb::cast<std::string>(refusal(object_, access == Access::kWrite));
+  if (!why.empty()) Refuse(argument, why);
   const auto kind = nb::cast<std::string>(object_.attr("device").attr("type"));
   // A tensor of its own of the same storage, which stays when `object.data` is assigned.
   storage_ = object_.attr("detach")();

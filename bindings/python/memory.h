@@ -12,6 +12,9 @@
 
 namespace ferry::python {
 
+// Whether the kernel lets this process write these bytes of the host. Asks of the first and last.
+bool IsWritable(std::span<std::byte> bytes) noexcept;
+
 class Memory {
  public:
   enum class Access : bool { kRead, kWrite };
@@ -24,7 +27,7 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
-  bool writable() const noexcept { return writable_; }
+  bool writable() const noexcept;
   static constexpr int kHost = -1;
   static constexpr int kUnknownGpu = -2;
   int ordinal() const noexcept { return ordinal_; }  // of the GPU, or one of these
@@ -36,7 +39,7 @@ class Memory {
   nanobind::object object() const { return object_; }
 
  private:
-  bool TakeTorch(const char* argument);
+  bool TakeTorch(Access access, const char* argument);
   bool TakeCudaArray(const char* argument);
   void ReadCudaArray(const char* argument);
   void TakeBuffer(const char* argument);

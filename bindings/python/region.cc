@@ -140,6 +140,13 @@ void BindRegion(nb::module_& module) {
       nb::arg("object"), nb::arg("written"), nb::arg("name"),
       "(address, bytes) of what register() takes; its errors, with this name.");
 
+  module.def(
+      "_is_writable",
+      [](std::uint64_t address, std::size_t nbytes) {
+        return IsWritable({cuda::PointerTo<std::byte>(address), nbytes});
+      },
+      nb::arg("address"), nb::arg("nbytes"));
+
   nb::class_<transfer::RemoteRegion>(module, "RemoteRegion", "A peer's region, by its key.")
       .def_prop_ro("nbytes", [](const transfer::RemoteRegion& self) { return self.length; })
       .def_prop_ro("rights",

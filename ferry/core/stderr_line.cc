@@ -12,7 +12,7 @@
 #include <climits>
 
 #include "ferry/core/fd.h"
-#include "ferry/core/no_sigpipe.h"
+#include "ferry/core/no_write_signals.h"
 
 namespace ferry::internal {
 namespace {
@@ -60,7 +60,7 @@ ssize_t WriteOnce(std::string_view bytes) noexcept {
 
 std::size_t WriteStderr(std::string_view bytes) noexcept {
   const int kept = errno;
-  NoSigPipe no_signal;
+  NoWriteSignals no_signal;
   ssize_t written = 0;
   do {
     written = WriteOnce(bytes);

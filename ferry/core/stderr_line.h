@@ -16,7 +16,7 @@ constexpr int kMaxLinesPerSecond = 100;
 // The text with each control character as \xNN: one line that no peer can forge others with.
 std::string EscapeControls(std::string_view text);
 
-// Writes "<text>\n" to stderr, with EscapeControls(). Neither blocks nor raises SIGPIPE: where
+// Writes "<text>\n" to stderr, with EscapeControls(). Neither blocks nor raises a signal: where
 // stderr is full, closed, or no longer a file, pipe, terminal or Unix socket, the line is lost, and
 // so is every line of a process whose descriptor 2 was closed when it loaded this library. The next
 // line that is written follows one that tells how many were lost. Any thread; lines do not

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -123,6 +124,56 @@ TEST(StderrLineDeathTest, APipeWithoutAReaderDoesNotEndTheProcess) {
     Replace(pipe.ends[1]);
     WriteStderrLine("again", LineLimit::kNone);
     Exit(Drained(pipe.ends[0]).find(" 2 log lines were lost") != std::string::npos);
+  };
+  EXPECT_EXIT(run(), ExitedWithCode(0), "");
+}
+
+// `ulimit -f` and a stderr of that length; Python ignores the signal, other programs do not.
+TEST(StderrLineDeathTest, AFileAtItsLimitLosesLines) {
+  const auto run = [] {
+    (void)std::signal(SIGXFSZ, SIG_DFL);
+    const int file = ::memfd_create("stderr", MFD_CLOEXEC);
+    Replace(file);
+    const rlimit limit{.rlim_cur = 4096, .rlim_max = RLIM_INFINITY};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) Exit(false);
+    WriteMany(100);
+    Log(LogLevel::kError, "test", "lost");
+    struct stat about {};
+    if (::fstat(file, &about) != 0 || about.st_size != 4096) Exit(false);
+    const Pipe pipe;
+    Replace(pipe.ends[1]);
+    WriteStderrLine("again", LineLimit::kNone);
+    Exit(ReportsLoss(Drained(pipe.ends[0])));
+  };
+  EXPECT_EXIT(run(), ExitedWithCode(0), "");
+}
+
+// `stty tostop`, which stops a process of the background that writes to its terminal.
+TEST(StderrLineDeathTest, ATerminalThatStopsTheBackgroundStopsNobody) {
+  const auto run = [] {
+    LimitTime();
+    const int reader = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    std::array<char, 64> name{};
+    if (reader < 0 || ::grantpt(reader) != 0 || ::unlockpt(reader) != 0 ||
+        ::ptsname_r(reader, name.data(), name.size()) != 0 || ::setsid() < 0) {
+      Exit(false);
+    }
+    Replace(::open(name.data(), O_RDWR));  // also makes it the session's terminal
+    termios modes{};
+    if (::tcgetattr(STDERR_FILENO, &modes) != 0) Exit(false);
+    modes.c_lflag |= TOSTOP;
+    if (::tcsetattr(STDERR_FILENO, TCSANOW, &modes) != 0) Exit(false);
+    const pid_t background = ::fork();
+    if (background == 0) {
+      // The group is not an orphaned one, in which the kernel would refuse the write instead.
+      (void)::setpgid(0, 0);
+      WriteStderrLine("a line", LineLimit::kNone);
+      ::_exit(0);
+    }
+    int status = 0;
+    const bool ended = ::waitpid(background, &status, WUNTRACED) == background;
+    if (ended && WIFSTOPPED(status)) (void)::kill(background, SIGKILL);
+    Exit(ended && WIFEXITED(status) && Drained(reader).find("a line") != std::string::npos);
   };
   EXPECT_EXIT(run(), ExitedWithCode(0), "");
 }

@@ -82,7 +82,8 @@ class BroadcastReceiver:
         except errors.InvalidArgument as error:
             offer["error"] = f"the peer cannot receive: {error}"
         await _relay.say(self._trainer, offer, _relay.FROM_RECEIVER, timeout)
-        said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout)
+        most = _messages.most_bytes(self.tensors)
+        said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout, most)
         if "error" in said:
             raise errors.InvalidArgument(f"receive: {said['error']}")
         _messages.require(said, {"begin": _BEGIN}, "what the trainer begins with")
@@ -243,10 +244,10 @@ def _empty_like(name, x, shape, dtype):
     if hasattr(x, "detach"):
         import torch
 
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype):
+        found = _tensors.torch_dtype(dtype)
+        if found is None:
             raise errors.InvalidArgument(
-                f"'{name}' is {dtype} at the trainer, which this torch does not have; send another type"
+                f"'{name}' is {dtype} at the trainer, which this torch cannot receive; send another type"
             )
         return torch.empty(shape, dtype=found, device=x.device)
     import numpy

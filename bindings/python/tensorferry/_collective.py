@@ -112,7 +112,7 @@ def push_weights(weights, peers, timeout=300.0):
     offers = []
     try:
         for peer in peers:
-            offers.append(_Offer(peer, timeout))
+            offers.append(_Offer(peer, timeout, _messages.most_bytes(weights.tensors)))
         for endpoint in {offer.peer.endpoint.id: offer.peer.endpoint for offer in offers}.values():
             weights.prepare(endpoint, "")
         for offer in offers:
@@ -169,7 +169,7 @@ def _receive(weights, peer, timeout):
         _say(peer, {"error": f"the peer cannot receive: {error}"}, _MANIFEST, timeout)
         raise
     _say(peer, {"tensors": manifest}, _MANIFEST, timeout)
-    said = _hear(peer, _ANSWER, timeout)
+    said = _hear(peer, _ANSWER, timeout, _messages.SMALL_BYTES)
     if "error" in said:
         raise errors.InvalidArgument(f"receive_weights: {said['error']}")
 
@@ -195,9 +195,9 @@ def _offer(weights, peer):
 class _Offer:
     """The tensors that a peer has announced it receives."""
 
-    def __init__(self, peer, timeout):
+    def __init__(self, peer, timeout, most):
         self.peer, self.timeout = peer, timeout
-        said = _hear(peer, _MANIFEST, timeout)
+        said = _hear(peer, _MANIFEST, timeout, most)
         if "error" in said:
             raise errors.InvalidArgument(f"push_weights: {said['error']}")
         _messages.require(said, {"tensors": {...: _ENTRY}}, f"push_weights: what {peer.info()['peer']} has")
@@ -221,10 +221,10 @@ def _say(peer, said, kind, timeout):
     peer.send(text, kind, timeout=timeout).wait()
 
 
-def _hear(peer, kind, timeout):
+def _hear(peer, kind, timeout, most):
     size = bytearray(8)
     peer.recv(size, _messages.SIZE + kind, timeout=timeout).wait()
-    text = bytearray(_messages.length(size, peer))
+    text = bytearray(_messages.length(size, peer, most))
     peer.recv(text, kind, timeout=timeout).wait()
     return _messages.decoded(text, peer)
 

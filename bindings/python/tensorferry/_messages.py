@@ -11,7 +11,9 @@ import reprlib
 from tensorferry import errors
 
 SIZE = 16  # what the tag of a message's size is greater by than that of its text
+# A parsed message may take 25 times as much memory, so most may not be as long as that.
 MAX_BYTES = 64 << 20
+SMALL_BYTES = 1 << 20
 _MAX_NUMBER = 1 << 62
 _MAX_RANK = 64
 _MISSING = type("Missing", (), {"__repr__": lambda _: "missing"})()
@@ -23,12 +25,15 @@ def encoded(said):
     return len(text).to_bytes(8, "little"), text
 
 
-def length(size, peer):
+def most_bytes(names):
+    """How long a message about tensors may be. The peer should have the same names as are here."""
+    return min(MAX_BYTES, (4 << 20) + sum(4096 + 12 * len(repr(name)) for name in names))
+
+
+def length(size, peer, most):
     nbytes = int.from_bytes(size, "little")
-    if nbytes > MAX_BYTES:
-        raise errors.Corrupt(
-            f"{_who(peer)} speaks of a message of {nbytes} bytes; {MAX_BYTES} are allowed"
-        )
+    if nbytes > most:
+        raise errors.Corrupt(f"{_who(peer)} speaks of a message of {nbytes} bytes; {most} are allowed")
     return nbytes
 
 

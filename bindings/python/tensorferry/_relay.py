@@ -1,8 +1,8 @@
 """What both ends of a broadcast are made of: messages, the pieces of a slice, and the links of the chain."""
 
 import asyncio
+import bisect
 import itertools
-import math
 import struct
 import zlib
 
@@ -15,7 +15,7 @@ TICK = 0.2  # seconds between reports of receivers, and between looks at them
 FROM_TRAINER, FROM_RECEIVER, TO_CHILD, TO_PARENT = (
     int.from_bytes(b"bcast\0" + bytes([i, 0]), "big") for i in range(1, 5)
 )
-_MAX_SLICES = 1 << 22
+_MAX_SLICES = 1 << 20  # the other end chooses their size, and each takes memory
 _ARRIVED = struct.Struct("<QI")  # the broadcast's number and the slice's index
 
 
@@ -52,10 +52,10 @@ def say_now(peer, said, tag, timeout):
     size.wait(timeout)
 
 
-async def hear(peer, tag, timeout=None):
+async def hear(peer, tag, timeout=None, most=_messages.SMALL_BYTES):
     size = bytearray(8)
     await peer.recv(size, _messages.SIZE + tag, timeout=timeout)
-    text = bytearray(_messages.length(size, peer))
+    text = bytearray(_messages.length(size, peer, most))
     await peer.recv(text, tag, timeout=timeout)
     return _messages.decoded(text, peer)
 
@@ -89,24 +89,20 @@ class Slices:
                 "give a greater slice_bytes"
             )
         self._slice_bytes = slice_bytes
-        self._parts = [[] for _ in range(math.ceil(self.nbytes / slice_bytes))]
-        for index in range(len(self.names)):
-            begin, end = self._starts[index : index + 2]
-            while begin < end:
-                number = begin // slice_bytes
-                stop = min(end, (number + 1) * slice_bytes)
-                self._parts[number].append((index, begin - self._starts[index], stop - begin))
-                begin = stop
 
     def __len__(self):
-        return len(self._parts)
+        return -(-self.nbytes // self._slice_bytes)
 
     def parts(self, number):
         """Rows of (index of the tensor, offset in it, bytes)."""
-        return self._parts[number]
-
-    def bytes_of(self, number):
-        return sum(nbytes for _, _, nbytes in self._parts[number])
+        begin = number * self._slice_bytes
+        end = min(begin + self._slice_bytes, self.nbytes)
+        index, rows = bisect.bisect_right(self._starts, begin) - 1, []
+        while begin < end:
+            stop = min(end, self._starts[index + 1])
+            rows.append((index, begin - self._starts[index], stop - begin))
+            begin, index = stop, index + 1
+        return rows
 
 
 def flat_bytes(x, offset, nbytes):
@@ -185,7 +181,8 @@ async def feed(store, this_round, epoch, address):
     try:
         hello = {"round": this_round.number, "epoch": epoch}
         await say(child, hello, TO_CHILD, this_round.timeout)
-        said = await hear(child, TO_PARENT, this_round.timeout)
+        most = _messages.most_bytes(store.slices.names) + len(store.slices)
+        said = await hear(child, TO_PARENT, this_round.timeout, most)
         _messages.require(said, _TO_PARENT, "a child's answer")
         keys, have = said["keys"], said["have"]
         if len(keys) != len(store.slices.names) or len(have) != len(store.slices):

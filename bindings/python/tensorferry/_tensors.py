@@ -21,16 +21,17 @@ def check(name, x, *, written=False, strided=False):
         return None if strided else (x.data_ptr(), x.nbytes)
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         _refuse(name, f"{_type_name(x)} is neither a tensor nor an array; leave it out")
-    if type(x).__module__.startswith("numpy.ma"):
+    # Also of a class that somebody derived from it, as astropy does.
+    if any(each.__module__.startswith("numpy.ma") for each in type(x).__mro__):
         _refuse(name, f"{_type_name(x)} has values that are masked; give .filled() of it")
     flags = getattr(x, "flags", None)
-    if flags is not None and not flags.c_contiguous:
+    if not getattr(flags, "c_contiguous", True):  # the flags of pandas say nothing of it
         _refuse(
             name,
             "it is not in C order, and elements are paired by their order; give "
             "numpy.ascontiguousarray() of it",
         )
-    return _core._place_of(x, written, f"'{name}'")
+    return _core._place_of(x, written, f"'{name}'".encode(errors="backslashreplace").decode())
 
 
 def refusal(x, written=False, strided=False):
@@ -42,7 +43,7 @@ def refusal(x, written=False, strided=False):
             return "several of its elements are one in memory; give .clone() of it"
     elif not x.is_contiguous():
         return "the tensor's elements do not follow each other; give .contiguous() of it"
-    return _memory_refusal(x)
+    return _memory_refusal(x, written)
 
 
 def _kind_refusal(x):
@@ -74,7 +75,7 @@ def _kind_refusal(x):
     return ""
 
 
-def _memory_refusal(x):
+def _memory_refusal(x, written):
     try:
         storage = x.untyped_storage()
         end = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride()))
@@ -83,11 +84,18 @@ def _memory_refusal(x):
     except RuntimeError as error:  # as of a tensor of torch.func
         return f"its memory cannot be had ({str(error).splitlines()[0]}); give .clone() of it"
     if needed <= held:
+        # torch does not know that: it takes a read-only array by from_numpy().
+        if written and needed > 0 and x.device.type == "cpu" and not _may_write(x, end):
+            return "its memory is read-only, as of a file that is mapped so; give .clone() of it"
         return ""
     return (
         f"its storage has {held} bytes, of which it needs {needed}; give it memory, with "
         "untyped_storage().resize_() or .clone()"
     )
+
+
+def _may_write(x, elements):
+    return _core._is_writable(x.data_ptr(), elements * x.element_size())
 
 
 def _may_overlap(x):
@@ -111,6 +119,16 @@ def bytes_of(x):
 def dtype_of(x):
     """Its name, which NumPy and torch share."""
     return str(x.dtype).removeprefix("torch.")
+
+
+def torch_dtype(name):
+    """torch's dtype of a name that a peer has told, or None where none can be received."""
+    import torch
+
+    found = getattr(torch, name, None)
+    # A tensor of a quantized type without a scale, which is not sent, ends the process in some uses.
+    known = isinstance(found, torch.dtype) and not name.startswith(("qint", "quint"))
+    return found if known else None
 
 
 def _refuse(name, why):

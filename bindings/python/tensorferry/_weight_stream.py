@@ -332,7 +332,7 @@ class WeightReceiver:
 
     async def take(self, slot, version):
         """The next bucket's header and memory, or what the trainer says at the end."""
-        said = await _relay.hear(self.trainer, _HEADER, self._timeout)
+        said = await _relay.hear(self.trainer, _HEADER, self._timeout, _messages.MAX_BYTES)
         sent = said.get("end", said.get("version"))
         if version is not None and sent != version:
             raise errors.InvalidArgument(
@@ -471,9 +471,11 @@ def _check(said):
     _messages.require(said, _BUCKET, "weights: a bucket's header")
     well = True
     for _, shape, dtype, at, begin, size in said["parts"]:
-        kind = getattr(torch, dtype, None)
-        if not isinstance(kind, torch.dtype):
-            raise errors.Corrupt(f"weights: a bucket has a tensor of {dtype!r}, which torch does not have")
+        kind = _tensors.torch_dtype(dtype)
+        if kind is None:
+            raise errors.Corrupt(
+                f"weights: a bucket has a tensor of {dtype!r}, which is no type of torch's that is sent"
+            )
         well = well and at + size <= math.prod(shape) * kind.itemsize
         well = well and begin % _ALIGNMENT == 0 and begin + size <= said["nbytes"]
     if not well:

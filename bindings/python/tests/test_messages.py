@@ -5,6 +5,7 @@ import contextlib
 import copy
 import json
 import random
+import tracemalloc
 import types
 
 import numpy as np
@@ -237,6 +238,41 @@ def test_a_streams_header_may_be_anything(endpoint):
         for text in texts(header):
             once(text)
     assert {tensorferry.Corrupt, tensorferry.PeerLost} <= kinds
+
+
+# Parsed, 64 MiB of JSON from each receiver took 1.6 GiB.
+def test_a_message_may_not_be_much_longer_than_what_it_tells(endpoint):
+    offer = json.dumps({"address": "00", "tensors": TENSORS}).encode()
+    begin = json.dumps({"begin": {"round": 1, "more": [[]] * (2 << 20)}}).encode()
+
+    def broadcast(*said):
+        receiver = Scripted(endpoint, [(_relay.FROM_RECEIVER, text) for text in said])
+        with transfer.Broadcaster(arrays(), timeout=5, join_timeout=5) as trainer:
+            awaited(trainer.broadcast_async([receiver], 1, SECONDS))
+
+    def receive(text):
+        trainer = Scripted(endpoint, [(_relay.FROM_TRAINER, text)])
+        awaited(transfer.BroadcastReceiver(arrays(), trainer, endpoint=endpoint).receive_async(5.0))
+
+    for call in (
+        lambda: broadcast(begin),
+        lambda: broadcast(offer, b'{"have": 1, "more": "%s"}' % (b"x" * (1 << 20))),
+        lambda: receive(begin),
+        lambda: transfer.push_weights(arrays(), [Scripted(endpoint, [(_MANIFEST, begin)])], 5.0),
+        lambda: transfer.receive_weights(arrays(), Scripted(endpoint, [(_ANSWER, begin)]), 5.0),
+    ):
+        with pytest.raises(tensorferry.Corrupt, match="bytes; [0-9]+ are allowed"):
+            call()
+
+
+def test_slices_as_small_as_a_trainer_likes_take_no_memory_each():
+    tracemalloc.start()
+    try:
+        slices = _relay.Slices([("x", 1 << 19), ("y", 1 << 19)], 1)
+        assert len(slices) == 1 << 20 and slices.parts(1 << 19) == [(1, 0, 1)]
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["{", DEEP, '{"tensors": {"x": [1]}}', '{"tensors": "%s"}' % ("x" * 9999)])

@@ -5,6 +5,7 @@ import gc
 import pathlib
 import re
 import sys
+import tempfile
 import types
 import warnings
 
@@ -92,6 +93,23 @@ def read_only():
     return x
 
 
+class MaskedOfOthers(np.ma.MaskedArray):
+    """As of astropy, whose class is not of NumPy's module."""
+
+
+def masked_of_others():
+    return np.ma.masked_less(np.arange(8.0), 3).view(MaskedOfOthers)
+
+
+def mapped_read_only():
+    # The file is as large as its mapping; torch does not know that the array cannot be written.
+    with tempfile.TemporaryFile() as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        file.write(bytes(32))
+        file.flush()
+        return torch.from_numpy(np.memmap(file, np.float32, mode="r"))
+
+
 # What each is refused with. Strides are no matter where torch copies the elements.
 STRIDED = {
     "turned": (lambda: torch.zeros(16)[::2], ".contiguous()"),
@@ -119,6 +137,7 @@ TENSORS = {
 OBJECTS = {
     "a number": (lambda: 7, "int is neither a tensor nor an array"),
     "masked": (lambda: np.ma.masked_less(np.arange(8.0), 3), ".filled()"),
+    "masked, of a class of others": (masked_of_others, ".filled()"),
     "objects": (lambda: np.array([{}, {}]), "holds Python objects"),
     "in Fortran's order": (lambda: np.zeros((2, 4)).T, "numpy.ascontiguousarray()"),
 }
@@ -126,6 +145,7 @@ if hasattr(np.dtypes, "StringDType"):
     OBJECTS["text"] = (lambda: np.array(["a", "b"], np.dtypes.StringDType()), "objects or text")
 WRITTEN = {
     "read-only": (read_only, "is read-only"),
+    "mapped read-only": (mapped_read_only, "its memory is read-only"),
     "broadcast": (lambda: np.broadcast_to(np.float32(0), 8), "not in C order"),
     "overlapping": (lambda: torch.zeros(9).as_strided((2, 4), (1, 1)), ".contiguous()"),
 }
@@ -238,6 +258,30 @@ def test_a_type_that_cannot_be_cast_is_named_before_the_others_are_written(other
             receiver.receive(SECONDS)
     assert "PeerLost" in other.end()[0]
     assert (tensors["first"] == 0).all()
+
+
+def test_memory_that_is_mapped_read_only_is_sent_and_not_read_into(other, connect, endpoint):
+    connection = connect()
+    odd = mapped_read_only()
+    other.begin("run", "receive_weights")
+    transfer.push_weights({"first": torch.ones(4), "odd": odd}, [connection], SECONDS)
+    assert other.end() == [None, [0.0, 1.0]]
+    far = transfer.Endpoint(listen_host="127.0.0.1")
+    near = endpoint.connect(far.address, SECONDS)
+    there = near.import_region(far.register(floats(), "r").key)
+    with pytest.raises(tensorferry.InvalidArgument, match="whose memory is read-only"):
+        near.prepare_read([(endpoint.register(odd, ""), there, None)])
+
+
+def test_the_sizes_and_flags_of_others_are_no_array():
+    pandas = types.SimpleNamespace(shape=(3,), dtype="float32", flags=object())
+    with pytest.raises(tensorferry.InvalidArgument, match="'odd': .* has no bytes"):
+        _tensors.check("odd", pandas)
+
+
+def test_a_name_that_is_not_utf8_is_told():
+    with pytest.raises(tensorferry.InvalidArgument, match=r"'\\udc80': .* is read-only"):
+        _tensors.check("\udc80", read_only(), written=True)
 
 
 @pytest.mark.parametrize("name", [None, 3, ("a", "b")])

@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "ferry/core/no_sigpipe.h"
+#include "ferry/core/no_write_signals.h"
 
 namespace ferry::net::tcp {
 namespace {
@@ -37,7 +37,7 @@ ssize_t SplicePipe::Fill(std::span<const iovec> pieces) {
 }
 
 ssize_t SplicePipe::Drain(int socket) {
-  NoSigPipe no_signal;
+  NoWriteSignals no_signal;
   const auto asked = static_cast<ssize_t>(held_);
   const ssize_t passed =
       ::splice(read_end_.get(), nullptr, socket, nullptr, held_, SPLICE_F_MOVE | SPLICE_F_NONBLOCK);

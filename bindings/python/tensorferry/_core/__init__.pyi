@@ -32,6 +32,8 @@ class Region:
 def _place_of(object: object, written: bool, name: str) -> tuple[int, int]:
     """(address, bytes) of what register() takes; its errors, with this name."""
 
+def _is_writable(address: int, nbytes: int) -> bool: ...
+
 class RemoteRegion:
     """A peer's region, by its key."""
 
