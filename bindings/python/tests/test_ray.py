@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import os
 import pathlib
 import re
@@ -141,8 +142,10 @@ def test_a_wait_may_end_before_the_read(pair):
 def test_storages_of_several_sizes_at_one_address_are_objects_of_their_own(pair):
     source, destination = pair
     numbers = np.arange(100)
-    for others in (numbers[:50], numbers[10:60], memoryview(numbers)[:7]):
+    views = (numbers[:50], numbers[10:60], memoryview(numbers)[:7])
+    for others, order in itertools.product(views, ("ab", "ba")):
         made = {"a": torch.from_numpy(numbers), "b": torch.frombuffer(others, dtype=torch.int64)}
+        made = {name: made[name] for name in order}  # a smaller one may come first
         metadata = {
             name: source.extract_tensor_transport_metadata(name, [x]) for name, x in made.items()
         }
