@@ -220,11 +220,10 @@ class PluginProvider final : public Provider {
                              Deadline deadline, Connected connected) override {
     return control_->Connect(
         address, config, loop, deadline,
-        [terms = terms_, device = devices_.Next(), loop, deadline,
+        [terms = terms_, site = PluginDial::Site{devices_.Next(), loop, deadline},
          connected = std::move(connected)](Result<std::unique_ptr<Lane>> control) mutable {
           if (!control) return connected(control.error());
-          PluginDial::Start(terms, device, *std::move(control), loop, deadline,
-                            std::move(connected));
+          PluginDial::Start(terms, site, *std::move(control), std::move(connected));
         });
   }
 

@@ -102,32 +102,32 @@ Result<std::unique_ptr<Lane>> CommSetup::MakeLane(std::unique_ptr<Lane> control,
 
 // ---- the dialing side ---------------------------------------------------------------------------
 
-void PluginDial::Start(const LaneTerms& terms, int device, std::unique_ptr<Lane> control,
-                       EventLoop* loop, Deadline deadline, Done done) {
+void PluginDial::Start(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control,
+                       Done done) {
   std::unique_ptr<PluginDial> self(
-      new PluginDial(terms, device, std::move(control), loop, std::move(done)));
+      new PluginDial(terms, site, std::move(control), std::move(done)));
   PluginDial* const raw = self.get();
-  raw->deadline_timer_ = loop->AddTimerOnLoop(
-      deadline.when(), [self = std::move(self)] { self->Finish(self->Late()); });
+  raw->deadline_timer_ = site.loop->AddTimerOnLoop(
+      site.deadline.when(), [self = std::move(self)] { self->Finish(self->Late()); });
   raw->handshake_->StartOnLoop();
   raw->StepAt(Clock::now());
 }
 
 // The handshake ends with this object, so it does not own it.
-PluginDial::PluginDial(const LaneTerms& terms, int device, std::unique_ptr<Lane> control,
-                       EventLoop* loop, Done done)
+PluginDial::PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control,
+                       Done done)
     : terms_(terms),
-      loop_(loop),
+      loop_(site.loop),
       remote_(control->Info().remote),
       done_(std::move(done)),
       handshake_(std::make_unique<session::Handshake>(
           std::move(control),
           session::Handshake::Terms{.side = session::Handshake::Side::kDials,
                                     .role = session::wire::Role::kPlugin,
-                                    .loop = loop,
+                                    .loop = loop_,
                                     .secret = terms.secret},
           std::shared_ptr<HandshakeUser>(std::shared_ptr<void>(), this))),
-      setup_(terms, device, remote_) {}
+      setup_(terms, site.device, remote_) {}
 
 Error PluginDial::Late() const {
   if (!peer_) return handshake_->Late();

@@ -80,16 +80,20 @@ class CommSetup {
 class PluginDial final : private session::HandshakeUser {
  public:
   using Done = UniqueFunction<void(Result<std::unique_ptr<Lane>>)>;
+  struct Site {
+    int device;
+    EventLoop* loop;
+    Deadline deadline;
+  };
 
   // OnLoop. `done` runs on the loop once, at the latest at the deadline, outside the control lane's
   // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together or
   // the peer does not prove itself, kTimedOut, kPeerLost, and those of the plugin.
-  static void Start(const LaneTerms& terms, int device, std::unique_ptr<Lane> control,
-                    EventLoop* loop, Deadline deadline, Done done);
+  static void Start(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control,
+                    Done done);
 
  private:
-  PluginDial(const LaneTerms& terms, int device, std::unique_ptr<Lane> control, EventLoop* loop,
-             Done done);
+  PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control, Done done);
 
   Status OnHeard(session::Handshake* handshake, session::wire::Type type,
                  session::wire::MetaReader* body) override;
