@@ -71,7 +71,9 @@ Status Handshake::Move(Event event) {
   return Ok();
 }
 
+// OnGone() is the last callback: a handshake that waits to be destroyed must not be late as well.
 void Handshake::End(const Error& error) {
+  LiftDeadlineOnLoop();
   if (Move(Event::kEnd) || was_refused_) user_->OnGone(this, error);
 }
 
