@@ -71,7 +71,9 @@ Status Handshake::Move(Event event) {
   return Ok();
 }
 
+// OnGone() is the last callback: a handshake that waits to be destroyed must not be late as well.
 void Handshake::End(const Error& error) {
+  LiftDeadlineOnLoop();
   if (Move(Event::kEnd) || was_refused_) user_->OnGone(this, error);
 }
 
@@ -276,8 +278,12 @@ Error Handshake::HearRefusal(wire::MetaReader* body) {
                fmt::format("{} refused the connection: {}", peer_name(), body->Text()));
 }
 
+// A resume has no proof, so it must not be taken where a confirm is due.
 Status Handshake::HearMore(wire::Type type, wire::MetaReader* body) {
-  if (Advance(state_, Event::kMore) == nullptr) return Unexpected(type);
+  const wire::Type due = exchange_.first != wire::Type::kRejoin ? wire::Type::kConfirm
+                         : terms_.side == Side::kDials          ? wire::Type::kResumed
+                                                                : wire::Type::kResume;
+  if (type != due || Advance(state_, Event::kMore) == nullptr) return Unexpected(type);
   std::optional<wire::MetaReader> part = *body;
   if (type == wire::Type::kConfirm && secret_) part = Unsigned(*body, /*of_answer=*/false);
   if (!part) {

@@ -34,7 +34,8 @@ Heartbeat::Sign Heartbeat::Beat(std::size_t lane, std::uint64_t bytes, Time now,
                                 Clock::duration missed) {
   Lane& life = lanes_[lane];
   if (missed > Clock::duration::zero() && !std::exchange(life.excused, true)) {
-    life.heard_at += missed;
+    // Less than the gap has passed where the lane was replaced in it.
+    life.heard_at = std::min<Time>(life.heard_at + missed, now);
   }
   const bool heard = std::exchange(life.bytes, bytes) != bytes;
   if (heard) {

@@ -37,6 +37,12 @@ TEST_F(HeartbeatTest, ALaneIsHeardWhenBytesHaveCome) {
   EXPECT_EQ(Beat(5, 4).quiet, milliseconds(2000));
 }
 
+TEST_F(HeartbeatTest, ALaneThatWasReplacedInAGapIsNotHeardInTheFuture) {
+  heartbeat_.Restart(0, After(20));
+  (void)Beat(0, 21, milliseconds(20'000));
+  EXPECT_EQ(heartbeat_.heard_at(0), After(21));
+}
+
 TEST_F(HeartbeatTest, OneGapIsExcusedUntilTheLaneIsHeard) {
   (void)Beat(0, 10, milliseconds(9000));
   EXPECT_EQ(heartbeat_.heard_at(0), After(9));

@@ -195,6 +195,20 @@ TEST_F(LaneSecretTest, AHandleThatWasAlteredIsRefused) {
   EXPECT_THAT(Calls(), Not(HasSubstr("connect device")));
 }
 
+// Resumes have no proof.
+TEST_F(LaneSecretTest, AHandleInAFrameOfAnotherTypeIsNotActedUpon) {
+  for (const Type type : {Type::kResume, Type::kResumed}) {
+    RawSetup raw(address_);
+    raw.SayHello();
+    (void)raw.Expect(Type::kChallenge);
+    raw.SayProof(kLaneSecret);
+    raw.HearWelcome();
+    (void)raw.Say(type, Handle{});
+    EXPECT_FALSE(raw.Hear());
+  }
+  EXPECT_THAT(Calls(), Not(HasSubstr("connect device")));
+}
+
 TEST_F(LaneSecretTest, FramesOutOfTurnAreNotActedUpon) {
   for (const Type type : {Type::kProof, Type::kConfirm, Type::kWelcome, Type::kChallenge,
                           Type::kRefuse, Type::kJoin, Type::kResume}) {

@@ -88,7 +88,6 @@ Result<session::Demand> Acceptor::OnOpening(Handshake* /*handshake*/, session::w
 Status Acceptor::OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) {
   using session::wire::Type;
   if (type == Type::kResume) return OnResume(handshake, body);
-  if (type == Type::kConfirm || type == Type::kResumed) return Error(Code::kCorrupt, "no resume");
   FERRY_TRY(type == Type::kHello  ? OnHello(handshake, body)
             : type == Type::kJoin ? OnJoin(handshake, body)
                                   : OnRejoin(handshake, body));
