@@ -156,8 +156,8 @@ std::shared_ptr<PendingComms> Acceptor::Find(std::uint64_t listen) {
   return it == listens_.end() ? nullptr : it->second;
 }
 
-// Who names a listen comm that does not exist fails by his proof, too: it tells nobody without the
-// key which numbers exist.
+// A peer that names a listen comm that does not exist is challenged, too, and fails by its proof:
+// otherwise a peer without a key would learn which numbers exist.
 Result<session::Demand> Acceptor::OnOpening(Handshake* /*handshake*/, session::wire::Type type,
                                             session::wire::MetaReader body) {
   const auto head = LoadHelloHead(body.rest());
@@ -171,8 +171,8 @@ Result<session::Demand> Acceptor::OnOpening(Handshake* /*handshake*/, session::w
 }
 
 // The key is right here: only a rank of the job can make an accept fail.
-Status Acceptor::OnHeard(Handshake* handshake, session::wire::Type type,
-                         session::wire::MetaReader* body) {
+Status Acceptor::OnReceived(Handshake* handshake, session::wire::Type type,
+                            session::wire::MetaReader* body) {
   const auto head = LoadHelloHead(body->rest());
   const auto comms = head ? Find(head->listen) : nullptr;
   if (type != session::wire::Type::kHello || comms == nullptr) {

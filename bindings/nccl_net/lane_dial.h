@@ -47,8 +47,8 @@ class LaneDial final : public std::enable_shared_from_this<LaneDial>,
 
  private:
   void OnUp(std::size_t index, std::unique_ptr<net::Lane> lane, Deadline deadline);
-  Status OnHeard(session::Handshake* /*handshake*/, session::wire::Type /*type*/,
-                 session::wire::MetaReader* /*body*/) override {
+  Status OnReceived(session::Handshake* /*handshake*/, session::wire::Type /*type*/,
+                    session::wire::MetaReader* /*body*/) override {
     return Ok();
   }
   void OnComplete(session::Handshake* handshake) override;

@@ -12,9 +12,9 @@ namespace ferry::session {
 
 // The handshake frames of one lane that the proofs cover.
 struct Exchange {
-  wire::Type first{};             // type of the dialing side's first frame
-  std::vector<std::byte> said;    // its body
-  net::ChannelBinding binding{};  // of the lane, as seen by the side that proves itself
+  wire::Type first{};              // type of the dialing side's first frame
+  std::vector<std::byte> opening;  // its body
+  net::ChannelBinding binding{};   // of the lane, as seen by the side that proves itself
   wire::Nonce server{};
   wire::Nonce client{};
   std::vector<std::byte> answer;  // body of the frame with which the accepting side accepts

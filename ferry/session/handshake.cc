@@ -51,8 +51,8 @@ bool Handshake::Expects() const noexcept {
 }
 
 bool Handshake::complete() const noexcept {
-  return said() && (state_ == State::kAgreed || state_ == State::kMoving ||
-                    (state_ == State::kAdmitted && !owes_more_));
+  return all_sent() && (state_ == State::kAgreed || state_ == State::kMoving ||
+                        (state_ == State::kAdmitted && !owes_more_));
 }
 
 Status Handshake::Move(Event event) {
@@ -77,10 +77,10 @@ void Handshake::End(const Error& error) {
   if (Move(Event::kEnd) || was_refused_) user_->OnGone(this, error);
 }
 
-// ---- what this side says ------------------------------------------------------------------------
+// ---- what this side sends -----------------------------------------------------------------------
 
-void Handshake::Say(wire::Type type, std::span<const std::byte> body, std::string_view text,
-                    const std::optional<Mac>& mac) {
+void Handshake::Send(wire::Type type, std::span<const std::byte> body, std::string_view text,
+                     const std::optional<Mac>& mac) {
   // The lane refers to the frame until OnSent(); frames_ is a deque, so that it stays where it is.
   net::OutFrame& frame = frames_.emplace_back();
   wire::Append(&frame.meta, wire::Header{.type = type, .role = terms_.role});
@@ -93,22 +93,22 @@ void Handshake::Say(wire::Type type, std::span<const std::byte> body, std::strin
 void Handshake::OpenOnLoop(wire::Type type, std::span<const std::byte> body) {
   FERRY_CHECK(Move(Event::kOpen), StateName(state_));
   exchange_.first = type;
-  exchange_.said.assign(body.begin(), body.end());
-  Say(type, body);
+  exchange_.opening.assign(body.begin(), body.end());
+  Send(type, body);
 }
 
 void Handshake::AcceptOnLoop(wire::Type type, std::span<const std::byte> body, bool more) {
   owes_more_ = more;
   FERRY_CHECK(Move(Event::kAccept), StateName(state_));
   exchange_.answer.assign(body.begin(), body.end());
-  Say(type, body, {}, secret_ ? std::optional(exchange_.ServerProof(*secret_)) : std::nullopt);
+  Send(type, body, {}, secret_ ? std::optional(exchange_.ServerProof(*secret_)) : std::nullopt);
 }
 
 void Handshake::RefuseOnLoop(const Error& error) {
   FERRY_CHECK(Move(Event::kDecline), StateName(state_));
   user_->OnRefused(this, error);
   const wire::RefuseBody body{.code = static_cast<std::uint8_t>(error.code())};
-  Say(wire::Type::kRefuse, wire::BytesOf(body), error.message());
+  Send(wire::Type::kRefuse, wire::BytesOf(body), error.message());
 }
 
 void Handshake::SettleOnLoop() { FERRY_CHECK(Move(Event::kSettle), StateName(state_)); }
@@ -116,11 +116,11 @@ void Handshake::SettleOnLoop() { FERRY_CHECK(Move(Event::kSettle), StateName(sta
 void Handshake::SendPartOnLoop(wire::Type type, std::span<const std::byte> body, bool more) {
   FERRY_CHECK(Move(more ? Event::kOwed : Event::kSettled), StateName(state_));
   const bool is_signed = type == wire::Type::kConfirm && secret_;
-  Say(type, body, {},
-      is_signed ? std::optional(exchange_.ConfirmProof(*secret_, body)) : std::nullopt);
+  Send(type, body, {},
+       is_signed ? std::optional(exchange_.ConfirmProof(*secret_, body)) : std::nullopt);
 }
 
-// ---- what this side hears -----------------------------------------------------------------------
+// ---- what this side receives --------------------------------------------------------------------
 
 Result<net::Placement> Handshake::OnFrame(std::span<const std::byte> meta,
                                           std::uint64_t payload_bytes) {
@@ -137,59 +137,60 @@ Result<net::Placement> Handshake::OnFrame(std::span<const std::byte> meta,
         fmt::format("{} sent a malformed handshake frame; check that it is a Tensorferry endpoint",
                     peer_name()));
   }
-  Status heard = header.role == terms_.role
-                     ? Hear(header.type, &reader)
-                     : Error(Code::kRefused,
-                             fmt::format("this side is {}, and the other one is {}; use the same "
-                                         "provider on both sides (FERRY_PROVIDER)",
-                                         wire::RoleName(terms_.role), wire::RoleName(header.role)));
-  if (!heard && terms_.side == Side::kAccepts && heard.error().code() != Code::kCorrupt) {
-    RefuseOnLoop(heard.error());
+  Status received =
+      header.role == terms_.role
+          ? Receive(header.type, &reader)
+          : Error(Code::kRefused,
+                  fmt::format("this side is {}, and the other one is {}; use the same "
+                              "provider on both sides (FERRY_PROVIDER)",
+                              wire::RoleName(terms_.role), wire::RoleName(header.role)));
+  if (!received && terms_.side == Side::kAccepts && received.error().code() != Code::kCorrupt) {
+    RefuseOnLoop(received.error());
     return net::Placement{};
   }
-  FERRY_TRY(heard);
+  FERRY_TRY(received);
   return net::Placement{};
 }
 
-Status Handshake::Hear(wire::Type type, wire::MetaReader* body) {
+Status Handshake::Receive(wire::Type type, wire::MetaReader* body) {
   switch (type) {
     case wire::Type::kHello:
     case wire::Type::kJoin:
-    case wire::Type::kRejoin: return HearOpening(type, body);
-    case wire::Type::kChallenge: return HearChallenge(body);
-    case wire::Type::kProof: return HearProof(body);
+    case wire::Type::kRejoin: return ReceiveOpening(type, body);
+    case wire::Type::kChallenge: return ReceiveChallenge(body);
+    case wire::Type::kProof: return ReceiveProof(body);
     case wire::Type::kWelcome:
     case wire::Type::kJoined:
-    case wire::Type::kRejoined: return HearAnswer(type, body);
-    case wire::Type::kRefuse: return HearRefusal(body);
+    case wire::Type::kRejoined: return ReceiveAnswer(type, body);
+    case wire::Type::kRefuse: return ReceiveRefusal(body);
     case wire::Type::kResume:
     case wire::Type::kResumed:
-    case wire::Type::kConfirm: return HearMore(type, body);
+    case wire::Type::kConfirm: return ReceiveMore(type, body);
   }
   return Unexpected(type);
 }
 
 // The first frame is kept as it is, since the proof covers it, and acted upon only after the proof:
 // an unauthenticated peer cannot make this side reserve anything but its place.
-Status Handshake::HearOpening(wire::Type type, wire::MetaReader* body) {
+Status Handshake::ReceiveOpening(wire::Type type, wire::MetaReader* body) {
   if (Advance(state_, Event::kTrustedHello) == nullptr) return Unexpected(type);
   FERRY_TRY_ASSIGN(Demand demand, user_->OnOpening(this, type, *body));
   exchange_.first = type;
-  exchange_.said.assign(body->rest().begin(), body->rest().end());
+  exchange_.opening.assign(body->rest().begin(), body->rest().end());
   if (!demand.secret) {
     FERRY_TRY(Move(Event::kTrustedHello));
-    return user_->OnHeard(this, type, body);
+    return user_->OnReceived(this, type, body);
   }
   secret_ = std::move(demand.secret);
   wrong_proof_ = demand.wrong_proof;
   FillRandom(exchange_.server);
   FERRY_TRY(Move(Event::kUnprovedHello));
   user_->OnChallenged(this, demand);
-  Say(wire::Type::kChallenge, exchange_.server);
+  Send(wire::Type::kChallenge, exchange_.server);
   return Ok();
 }
 
-Status Handshake::HearChallenge(wire::MetaReader* body) {
+Status Handshake::ReceiveChallenge(wire::MetaReader* body) {
   wire::ChallengeBody challenge;
   if (!body->Read(&challenge) || !terms_.secret || !Move(Event::kChallenge)) {
     return Error(Code::kCorrupt,
@@ -204,11 +205,11 @@ Status Handshake::HearChallenge(wire::MetaReader* body) {
   const wire::ProofBody proof{.nonce = exchange_.client,
                               .binding = exchange_.binding,
                               .mac = exchange_.ClientProof(*secret_)};
-  Say(wire::Type::kProof, wire::BytesOf(proof));
+  Send(wire::Type::kProof, wire::BytesOf(proof));
   return Ok();
 }
 
-Status Handshake::HearProof(wire::MetaReader* body) {
+Status Handshake::ReceiveProof(wire::MetaReader* body) {
   wire::ProofBody proof;
   if (state_ != State::kChallenged || !body->Read(&proof)) return Unexpected(wire::Type::kProof);
   exchange_.client = proof.nonce;
@@ -225,9 +226,9 @@ Status Handshake::HearProof(wire::MetaReader* body) {
                  "authority of FERRY_TLS_CA and its certificates");
   }
   FERRY_TRY(Move(Event::kProof));
-  const std::vector<std::byte> said = exchange_.said;
-  wire::MetaReader opening(said);
-  return user_->OnHeard(this, exchange_.first, &opening);
+  const std::vector<std::byte> copy = exchange_.opening;
+  wire::MetaReader opening(copy);
+  return user_->OnReceived(this, exchange_.first, &opening);
 }
 
 std::optional<wire::MetaReader> Handshake::Unsigned(wire::MetaReader body, bool of_answer) {
@@ -243,7 +244,7 @@ std::optional<wire::MetaReader> Handshake::Unsigned(wire::MetaReader body, bool 
 }
 
 // The proof is checked before anything of the answer is used.
-Status Handshake::HearAnswer(wire::Type type, wire::MetaReader* body) {
+Status Handshake::ReceiveAnswer(wire::Type type, wire::MetaReader* body) {
   const auto due = static_cast<wire::Type>(static_cast<int>(exchange_.first) + 1);
   if (type != due || Advance(state_, Event::kAnswer) == nullptr) return Unexpected(type);
   // A server that does not know the secret could just leave out the challenge.
@@ -263,12 +264,12 @@ Status Handshake::HearAnswer(wire::Type type, wire::MetaReader* body) {
                              peer_name()));
   }
   FERRY_TRY(Move(Event::kAnswer));
-  FERRY_TRY(user_->OnHeard(this, type, &*answer));
+  FERRY_TRY(user_->OnReceived(this, type, &*answer));
   if (complete()) user_->OnComplete(this);
   return Ok();
 }
 
-Error Handshake::HearRefusal(wire::MetaReader* body) {
+Error Handshake::ReceiveRefusal(wire::MetaReader* body) {
   wire::RefuseBody refusal;
   if (!body->Read(&refusal) || !Move(Event::kRefusal)) {
     return Error(Code::kCorrupt, fmt::format("{} sent a malformed refusal", peer_name()));
@@ -279,7 +280,7 @@ Error Handshake::HearRefusal(wire::MetaReader* body) {
 }
 
 // A resume has no proof, so it must not be taken where a confirm is due.
-Status Handshake::HearMore(wire::Type type, wire::MetaReader* body) {
+Status Handshake::ReceiveMore(wire::Type type, wire::MetaReader* body) {
   const wire::Type due = exchange_.first != wire::Type::kRejoin ? wire::Type::kConfirm
                          : terms_.side == Side::kDials          ? wire::Type::kResumed
                                                                 : wire::Type::kResume;
@@ -291,7 +292,7 @@ Status Handshake::HearMore(wire::Type type, wire::MetaReader* body) {
                  fmt::format("{} did not prove that it knows the secret", peer_name()));
   }
   FERRY_TRY(Move(Event::kMore));
-  FERRY_TRY(user_->OnHeard(this, type, &*part));
+  FERRY_TRY(user_->OnReceived(this, type, &*part));
   // A confirm is not answered.
   if (type == wire::Type::kConfirm) FERRY_TRY(Move(Event::kSettled));
   if (complete()) user_->OnComplete(this);
@@ -310,7 +311,7 @@ Error Handshake::Unexpected(wire::Type type) const {
 
 void Handshake::OnSent(net::OutFrame* /*frame*/) {
   ++sent_;
-  if (!said()) return;
+  if (!all_sent()) return;
   if (state_ == State::kRefused) {
     // An orderly close lets the peer read the refusal first.
     lane_->Close(net::Closing::kOrderly);

@@ -48,7 +48,7 @@ class HandshakeUser {
   // A frame of the peer. On the accepting side: the first frame once the proof is right, which the
   // user answers by Accept(), then or later. On the dialing side: the answer, once its proof is
   // right. And the frames of kSettling. The body is without its proof.
-  virtual Status OnHeard(Handshake* handshake, wire::Type type, wire::MetaReader* body) = 0;
+  virtual Status OnReceived(Handshake* handshake, wire::Type type, wire::MetaReader* body) = 0;
   // Both sides are done, and all frames have left: ReleaseLane() may follow, outside the callback.
   virtual void OnComplete(Handshake* handshake) = 0;
   // The peer is refused; it has been sent the reason.
@@ -86,7 +86,7 @@ class Handshake final : private net::LaneHandler {
   void AcceptOnLoop(wire::Type type, std::span<const std::byte> body, bool more = false);
   // Accepting side: sends the reason and closes the lane when that has left.
   void RefuseOnLoop(const Error& error);
-  // Dialing side, in OnHeard(): another frame of this side will follow the answer.
+  // Dialing side, in OnReceived(): another frame of this side will follow the answer.
   void SettleOnLoop();
   // In kSettling: sends this side's part. `more`: the peer owes its own. A kConfirm has a proof.
   void SendPartOnLoop(wire::Type type, std::span<const std::byte> body, bool more = false);
@@ -102,7 +102,7 @@ class Handshake final : private net::LaneHandler {
   // The timeout error of this handshake.
   Error Late() const;
   // The body of the dialing side's first frame.
-  std::span<const std::byte> opening() const noexcept { return exchange_.said; }
+  std::span<const std::byte> opening() const noexcept { return exchange_.opening; }
   // Whether a secret is proved on this lane, or is being proved.
   bool has_secret() const noexcept { return secret_.has_value(); }
   // Whether the peer has refused this side.
@@ -132,20 +132,20 @@ class Handshake final : private net::LaneHandler {
   bool Expects() const noexcept;
   // Errors: kCorrupt where the event must not occur.
   Status Move(Event event);
-  Status Hear(wire::Type type, wire::MetaReader* body);
-  Status HearOpening(wire::Type type, wire::MetaReader* body);
-  Status HearChallenge(wire::MetaReader* body);
-  Status HearProof(wire::MetaReader* body);
-  Status HearAnswer(wire::Type type, wire::MetaReader* body);
-  Error HearRefusal(wire::MetaReader* body);
-  Status HearMore(wire::Type type, wire::MetaReader* body);
+  Status Receive(wire::Type type, wire::MetaReader* body);
+  Status ReceiveOpening(wire::Type type, wire::MetaReader* body);
+  Status ReceiveChallenge(wire::MetaReader* body);
+  Status ReceiveProof(wire::MetaReader* body);
+  Status ReceiveAnswer(wire::Type type, wire::MetaReader* body);
+  Error ReceiveRefusal(wire::MetaReader* body);
+  Status ReceiveMore(wire::Type type, wire::MetaReader* body);
   // Takes the proof from the end of the body, where one is due. nullopt: it is wrong.
   std::optional<wire::MetaReader> Unsigned(wire::MetaReader body, bool of_answer);
-  void Say(wire::Type type, std::span<const std::byte> body, std::string_view text = {},
-           const std::optional<Mac>& mac = std::nullopt);
+  void Send(wire::Type type, std::span<const std::byte> body, std::string_view text = {},
+            const std::optional<Mac>& mac = std::nullopt);
   Error Unexpected(wire::Type type) const;
   void End(const Error& error);
-  bool said() const noexcept { return sent_ > 0 && sent_ == frames_.size(); }
+  bool all_sent() const noexcept { return sent_ > 0 && sent_ == frames_.size(); }
 
   Terms terms_;
   std::unique_ptr<net::Lane> lane_;

@@ -39,8 +39,8 @@ class PlayedLane final : public net::Lane {
 
 class CountingUser final : public HandshakeUser {
  public:
-  Status OnHeard(Handshake* /*handshake*/, wire::Type /*type*/,
-                 wire::MetaReader* /*body*/) override {
+  Status OnReceived(Handshake* /*handshake*/, wire::Type /*type*/,
+                    wire::MetaReader* /*body*/) override {
     return Ok();
   }
   void OnComplete(Handshake* /*handshake*/) override {}

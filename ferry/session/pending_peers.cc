@@ -102,9 +102,9 @@ void PendingPeers::OnChallenged(Handshake* handshake, const Demand& demand) {
   gate_.UpdateOnLoop();
 }
 
-Status PendingPeers::OnHeard(Handshake* handshake, wire::Type type, wire::MetaReader* body) {
+Status PendingPeers::OnReceived(Handshake* handshake, wire::Type type, wire::MetaReader* body) {
   admission_.MarkSpoken(handshake->number(), Clock::now(), handshake->has_secret());
-  return user_->OnHeard(handshake, type, body);
+  return user_->OnReceived(handshake, type, body);
 }
 
 void PendingPeers::OnRefused(Handshake* handshake, const Error& why) {

@@ -56,7 +56,7 @@ class PendingPeers final : private HandshakeUser {
  private:
   Result<Demand> OnOpening(Handshake* handshake, wire::Type type, wire::MetaReader body) override;
   void OnChallenged(Handshake* handshake, const Demand& demand) override;
-  Status OnHeard(Handshake* handshake, wire::Type type, wire::MetaReader* body) override;
+  Status OnReceived(Handshake* handshake, wire::Type type, wire::MetaReader* body) override;
   void OnComplete(Handshake* handshake) override { user_->OnComplete(handshake); }
   void OnRefused(Handshake* handshake, const Error& why) override;
   void OnGone(Handshake* handshake, const Error& error) override;

@@ -86,8 +86,8 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
     FERRY_TRY(terms_.CheckPeerOnLoop(handshake, peer));
     return session::Demand{.secret = terms_.secret, .process = {}};
   }
-  Status OnHeard(Handshake* handshake, session::wire::Type type,
-                 session::wire::MetaReader* body) override {
+  Status OnReceived(Handshake* handshake, session::wire::Type type,
+                    session::wire::MetaReader* body) override {
     if (type == session::wire::Type::kHello) {
       FERRY_TRY(CheckAbandoned(*terms_.plugin, kMaxAbandonedWhenAccepting));
       setups_[handshake->number()] =

@@ -218,7 +218,7 @@ class Session {
       case Type::kRejoin:
       case Type::kJoin:
         exchange.first = static_cast<session::wire::Type>(header.type);
-        exchange.said.assign(reader.rest().begin(), reader.rest().end());
+        exchange.opening.assign(reader.rest().begin(), reader.rest().end());
         return;
       default: return;
     }
@@ -229,7 +229,7 @@ class Session {
                    std::vector<std::byte>* meta) {
     pending_peer->exchange.first = static_cast<session::wire::Type>(type);
     const auto bytes = std::as_bytes(std::span(&body, 1));
-    pending_peer->exchange.said.assign(bytes.begin(), bytes.end());
+    pending_peer->exchange.opening.assign(bytes.begin(), bytes.end());
     wire::Append(meta, body);
   }
 

@@ -43,8 +43,8 @@ bool RawSession::Say(Type type, std::span<const std::byte> body) {
 
 bool RawSession::SayHello(std::vector<std::byte> body) {
   exchange_.first = Type::kHello;
-  exchange_.said = std::move(body);
-  return Say(Type::kHello, exchange_.said);
+  exchange_.opening = std::move(body);
+  return Say(Type::kHello, exchange_.opening);
 }
 
 wire::ProofBody RawSession::Prove(const Secret& secret) {
@@ -166,8 +166,8 @@ TEST_P(SessionConformance, AProofOfAnotherLaneIsRefused) {
 TEST_P(SessionConformance, AProofThatDoesNotWaitForTheChallengeIsRefused) {
   RawSession session(*host_);
   session.exchange().first = Type::kHello;
-  session.exchange().said = host_->Hello();
-  auto bytes = session.Encode(Type::kHello, session.exchange().said);
+  session.exchange().opening = host_->Hello();
+  auto bytes = session.Encode(Type::kHello, session.exchange().opening);
   const auto proof = session.Encode(Type::kProof, wire::BytesOf(session.Prove(host_->secret())));
   bytes.insert(bytes.end(), proof.begin(), proof.end());
   ASSERT_TRUE(session.peer().Write(bytes));
@@ -179,7 +179,7 @@ TEST_P(SessionConformance, AnAlteredHelloIsRefusedByItsProof) {
   RawSession session(*host_);
   ASSERT_TRUE(session.SayHello(host_->Hello()));
   (void)session.Expect(Type::kChallenge);
-  session.exchange().said.back() ^= std::byte{1};
+  session.exchange().opening.back() ^= std::byte{1};
   ASSERT_TRUE(session.Say(Type::kProof, wire::BytesOf(session.Prove(host_->secret()))));
   ExpectRefused(&session, host_->wrong_proof());
 }

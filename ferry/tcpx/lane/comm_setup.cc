@@ -145,8 +145,8 @@ void PluginDial::Finish(Result<std::unique_ptr<Lane>> result) {
   done(std::move(result));
 }
 
-Status PluginDial::OnHeard(session::Handshake* handshake, session::wire::Type /*type*/,
-                           session::wire::MetaReader* body) {
+Status PluginDial::OnReceived(session::Handshake* handshake, session::wire::Type /*type*/,
+                              session::wire::MetaReader* body) {
   FERRY_TRY_ASSIGN(const PluginTerms peer, ReadTerms(body, remote_));
   FERRY_TRY(terms_.CheckPeerOnLoop(handshake, peer));
   Handle handle{};

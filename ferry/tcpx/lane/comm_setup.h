@@ -95,8 +95,8 @@ class PluginDial final : private session::HandshakeUser {
  private:
   PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control, Done done);
 
-  Status OnHeard(session::Handshake* handshake, session::wire::Type type,
-                 session::wire::MetaReader* body) override;
+  Status OnReceived(session::Handshake* handshake, session::wire::Type type,
+                    session::wire::MetaReader* body) override;
   void OnComplete(session::Handshake* /*handshake*/) override {}
   void OnGone(session::Handshake* handshake, const Error& error) override;
   Error Late() const;

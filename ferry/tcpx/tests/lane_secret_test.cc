@@ -120,7 +120,7 @@ class RawSetup : public RawSession {
     body.insert(body.end(), mac.begin(), mac.end());
     return body;
   }
-  std::string HearRefusal() {
+  std::string ReceiveRefusal() {
     const auto refusal = Expect(Type::kRefuse);
     session::wire::MetaReader reader(refusal.body);
     session::wire::RefuseBody body;
@@ -157,7 +157,7 @@ TEST_F(LaneSecretTest, AWrongProofIsRefusedBeforeThePluginIsCalled) {
   raw.SayHello();
   (void)raw.Expect(Type::kChallenge);
   raw.SayProof(kOtherLaneSecret);
-  EXPECT_THAT(raw.HearRefusal(), HasSubstr("different secrets"));
+  EXPECT_THAT(raw.ReceiveRefusal(), HasSubstr("different secrets"));
   (void)raw.Say(Type::kConfirm, Handle{});
   EXPECT_FALSE(raw.Hear());
   EXPECT_THAT(Calls(), NothingForAPeer());
@@ -177,7 +177,7 @@ TEST_F(LaneSecretTest, AProofOfAnotherLaneIsRefused) {
   replay.SayHello();
   (void)replay.Expect(Type::kChallenge);
   (void)replay.Say(Type::kProof, session::wire::BytesOf(proof));
-  EXPECT_THAT(replay.HearRefusal(), HasSubstr("different secrets"));
+  EXPECT_THAT(replay.ReceiveRefusal(), HasSubstr("different secrets"));
   EXPECT_THAT(Calls(), Not(HasSubstr("connect device")));
 }
 
@@ -191,7 +191,7 @@ TEST_F(LaneSecretTest, AHandleThatWasAlteredIsRefused) {
   auto confirm = raw.Confirm(Handle{});
   confirm.front() = std::byte{0xff};
   (void)raw.Say(Type::kConfirm, confirm);
-  EXPECT_THAT(raw.HearRefusal(), HasSubstr("did not prove that it knows the secret"));
+  EXPECT_THAT(raw.ReceiveRefusal(), HasSubstr("did not prove that it knows the secret"));
   EXPECT_THAT(Calls(), Not(HasSubstr("connect device")));
 }
 
@@ -344,7 +344,7 @@ TEST_F(LaneSecretTest, WithoutOneAProxyOfThisMachineIsRefused) {
   TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
   RawSetup raw(Must(open.Listen({"127.0.0.1", 0}, {})));
   (void)raw.RawSession::SayHello(Packed(TermsWithoutSecret()));
-  EXPECT_THAT(raw.HearRefusal(), HasSubstr("is not proved that a process of user"));
+  EXPECT_THAT(raw.ReceiveRefusal(), HasSubstr("is not proved that a process of user"));
   EXPECT_THAT(Calls(), NothingForAPeer());
 }
 
@@ -374,12 +374,12 @@ TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
   // Another one is refused only after the first was accepted.
   RawSetup other(address);
   (void)other.RawSession::SayHello(Packed(TermsWithoutSecret()));
-  (void)other.HearRefusal();
+  (void)other.ReceiveRefusal();
   std::string refusal;
   {
     const DescriptorsAllUsed used;
     (void)raw.RawSession::SayHello(Packed(TermsWithoutSecret()));
-    refusal = raw.HearRefusal();
+    refusal = raw.ReceiveRefusal();
   }
   EXPECT_THAT(refusal, HasSubstr("finding out who the peer is"));
   EXPECT_THAT(Calls(), NothingForAPeer());

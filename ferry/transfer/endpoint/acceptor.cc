@@ -85,7 +85,8 @@ Result<session::Demand> Acceptor::OnOpening(Handshake* /*handshake*/, session::w
 }
 
 // From now on the connection's deadline counts for a lane; one that is replaced keeps its own.
-Status Acceptor::OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) {
+Status Acceptor::OnReceived(Handshake* handshake, session::wire::Type type,
+                            wire::MetaReader* body) {
   using session::wire::Type;
   if (type == Type::kResume) return OnResume(handshake, body);
   FERRY_TRY(type == Type::kHello  ? OnHello(handshake, body)

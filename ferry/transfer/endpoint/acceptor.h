@@ -54,7 +54,8 @@ class Acceptor final : private session::PendingPeerUser {
 
   Result<session::Demand> OnOpening(Handshake* handshake, session::wire::Type type,
                                     wire::MetaReader body) override;
-  Status OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) override;
+  Status OnReceived(Handshake* handshake, session::wire::Type type,
+                    wire::MetaReader* body) override;
   void OnComplete(Handshake* handshake) override;
   void OnGone(Handshake* handshake, const Error& error) override;
   void OnTurnedAway(const Handshake& handshake, const std::string& sentence) override;

@@ -165,7 +165,7 @@ void Dialer::OnChallenged(Handshake* handshake, const session::Demand& /*demand*
   if (lane != nullptr && lane->index == 0) dial_->NoteAnswer(lane->address);
 }
 
-Status Dialer::OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) {
+Status Dialer::OnReceived(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) {
   HelloLane* const lane = Find(handshake);
   if (lane == nullptr) return Error(Code::kCancelled, "the attempt to connect has ended");
   if (type == session::wire::Type::kWelcome) return OnWelcome(lane, body);

@@ -67,7 +67,8 @@ class Dialer final : public std::enable_shared_from_this<Dialer>, private sessio
   // Null where the attempt, or the dial, has ended: the lane is about to be closed.
   HelloLane* Find(const Handshake* handshake);
   void OnChallenged(Handshake* handshake, const session::Demand& demand) override;
-  Status OnHeard(Handshake* handshake, session::wire::Type type, wire::MetaReader* body) override;
+  Status OnReceived(Handshake* handshake, session::wire::Type type,
+                    wire::MetaReader* body) override;
   void OnComplete(Handshake* handshake) override;
   void OnGone(Handshake* handshake, const Error& error) override;
   Status OnWelcome(HelloLane* lane, wire::MetaReader* reader);

@@ -268,7 +268,7 @@ TEST_F(ImpostorTest, WithAProofForAnotherTlsConnectionIsRefused) {
     const auto secret = Must(Secret::FromConfig(config));
     const auto welcome = Welcome();
     const session::Exchange exchange{.first = session::wire::Type::kHello,
-                                     .said = hello.rest,
+                                     .opening = hello.rest,
                                      .binding = {std::byte{1}},
                                      .client = proof.nonce,
                                      .answer = welcome};

@@ -37,6 +37,14 @@ class PendingPeerTest : public ::testing::Test {
     std::memcpy(join.token, welcome.token, sizeof join.token);
     return join;
   }
+  // The first two of three lanes.
+  wire::WelcomeBody OpenTwoOfThree(RawLane* first, RawLane* second) {
+    EXPECT_TRUE(first->Say(HelloOf(3)));
+    const auto welcome = first->Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+    EXPECT_TRUE(second->Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
+    (void)second->Expect(Type::kJoined);
+    return welcome;
+  }
   void ExpectNobodyAccepted() {
     const auto accepted = link_.far.endpoint->Accept(Now());
     ASSERT_FALSE(accepted);
@@ -145,12 +153,10 @@ TEST_F(PendingPeerTest, AJoinOfALaneThatIsTakenOrDoesNotExistIsRefused) {
 
 TEST_F(PendingPeerTest, AConnectionThatLosesALaneBeforeItIsCompleteIsForgotten) {
   RawLane first(port());
-  ASSERT_TRUE(first.Say(HelloOf(3)));
-  const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
+  wire::WelcomeBody welcome;
   {
     RawLane second(port());
-    ASSERT_TRUE(second.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
-    (void)second.Expect(Type::kJoined);
+    welcome = OpenTwoOfThree(&first, &second);
   }
   first.WaitClosed();
   RawLane third(port());
@@ -203,11 +209,8 @@ TEST_F(SilentPendingPeerTest, AHelloThatNeverComesIsNotWaitedForLong) {
 
 TEST_F(SilentPendingPeerTest, LanesThatNeverJoinAreNotWaitedForLong) {
   RawLane first(port());
-  ASSERT_TRUE(first.Say(HelloOf(3)));
-  const auto welcome = first.Expect(Type::kWelcome).Body<wire::WelcomeBody>();
   RawLane second(port());
-  ASSERT_TRUE(second.Say({.type = Type::kJoin, .body = Pod(JoinOf(welcome, 1))}));
-  (void)second.Expect(Type::kJoined);
+  (void)OpenTwoOfThree(&first, &second);
   first.WaitClosed();
   second.WaitClosed();
   ExpectNobodyAccepted();

@@ -86,8 +86,8 @@ void Rejoin::OnGone(session::Handshake* handshake, const Error& error) {
   End(error);
 }
 
-Status Rejoin::OnHeard(session::Handshake* handshake, session::wire::Type type,
-                       wire::MetaReader* body) {
+Status Rejoin::OnReceived(session::Handshake* handshake, session::wire::Type type,
+                          wire::MetaReader* body) {
   if (over_) return Ok();
   if (type == session::wire::Type::kRejoined) {
     FERRY_TRY(context_.trust.CheckPeerOnLoop(handshake, context_.process));

@@ -38,8 +38,8 @@ class Rejoin final : public std::enable_shared_from_this<Rejoin>, private sessio
 
  private:
   void OnConnected(Result<std::unique_ptr<net::Lane>> lane);
-  Status OnHeard(session::Handshake* handshake, session::wire::Type type,
-                 wire::MetaReader* body) override;
+  Status OnReceived(session::Handshake* handshake, session::wire::Type type,
+                    wire::MetaReader* body) override;
   void OnComplete(session::Handshake* handshake) override;
   void OnGone(session::Handshake* handshake, const Error& error) override;
   void Freeze();

@@ -75,7 +75,7 @@ class RawSender {
     session::Exchange exchange;
     exchange.first = session::wire::Type::kHello;
     const auto said = session::wire::BytesOf(hello);
-    exchange.said.assign(said.begin(), said.end());
+    exchange.opening.assign(said.begin(), said.end());
     SayBytes(HelloBytes(hello));
     const auto challenge = Hear();
     if (challenge.size() != sizeof(session::wire::Header) + exchange.server.size()) {
