@@ -10,9 +10,9 @@ namespace ferry::nccl_net {
 // and MPICH, Slurm). 0: unknown.
 unsigned LocalRanks(const Config::Getter& get);
 
-// This rank's share of the machine's cores, at least 1: those of the cgroup (its CPU quota, and its
-// set of CPUs) divided by the ranks on this machine, and no more than the calling thread's affinity
-// mask allows. `root` precedes /proc and /sys in tests.
+// Number of cores that this rank may use, at least 1: the cores that the cgroup allows (by its CPU
+// quota and its set of CPUs), divided by the ranks on this machine, or the number in the calling
+// thread's affinity mask if that is less. `root` precedes /proc and /sys in tests.
 unsigned UsableCores(const Config::Getter& get, const std::string& root = {});
 
 }  // namespace ferry::nccl_net

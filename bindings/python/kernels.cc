@@ -78,29 +78,32 @@ void Run(const Args& args, Status (*op)(const Args&)) {
 }
 
 void BindRows(nb::module_& module) {
-  const auto at = ArrayTensor;
-  module.def("fused_add_gelu", [at](nb::handle x, nb::handle bias, nb::handle out) {
-    Run<kernels::AddGeluArgs>({at(x, "x"), at(bias, "bias"), at(out, "out")},
-                              kernels::FusedAddGeluCpu);
+  module.def("fused_add_gelu", [](nb::handle x, nb::handle bias, nb::handle out) {
+    Run<kernels::AddGeluArgs>(
+        {ArrayTensor(x, "x"), ArrayTensor(bias, "bias"), ArrayTensor(out, "out")},
+        kernels::FusedAddGeluCpu);
   });
-  module.def("element_wise_mul_add",
-             [at](nb::handle a, nb::handle b, nb::handle c, nb::handle out) {
-               Run<kernels::MulAddArgs>({at(a, "a"), at(b, "b"), at(c, "c"), at(out, "out")},
-                                        kernels::ElementWiseMulAddCpu);
-             });
-  module.def("gated_mul", [at](nb::handle x, nb::handle out, const std::string& op) {
-    Run<kernels::GatedArgs>({at(x, "x"), at(out, "out"), Take(kernels::GateNamed(op))},
-                            kernels::GatedMulCpu);
+  module.def("element_wise_mul_add", [](nb::handle a, nb::handle b, nb::handle c, nb::handle out) {
+    Run<kernels::MulAddArgs>(
+        {ArrayTensor(a, "a"), ArrayTensor(b, "b"), ArrayTensor(c, "c"), ArrayTensor(out, "out")},
+        kernels::ElementWiseMulAddCpu);
   });
-  module.def("rms_norm", [at](nb::handle x, nb::handle weight, nb::handle out, float eps) {
-    Run<kernels::RmsNormArgs>({at(x, "x"), at(weight, "weight"), at(out, "out"), eps},
-                              kernels::RmsNormCpu);
+  module.def("gated_mul", [](nb::handle x, nb::handle out, const std::string& op) {
+    Run<kernels::GatedArgs>(
+        {ArrayTensor(x, "x"), ArrayTensor(out, "out"), Take(kernels::GateNamed(op))},
+        kernels::GatedMulCpu);
   });
-  module.def("add_rms_norm", [at](nb::handle x, nb::handle residual, nb::handle weight,
-                                  nb::handle residual_out, nb::handle out, float eps) {
-    Run<kernels::AddRmsNormArgs>({at(x, "x"), at(residual, "residual"), at(weight, "weight"),
-                                  at(residual_out, "residual_out"), at(out, "out"), eps},
-                                 kernels::AddRmsNormCpu);
+  module.def("rms_norm", [](nb::handle x, nb::handle weight, nb::handle out, float eps) {
+    Run<kernels::RmsNormArgs>(
+        {ArrayTensor(x, "x"), ArrayTensor(weight, "weight"), ArrayTensor(out, "out"), eps},
+        kernels::RmsNormCpu);
+  });
+  module.def("add_rms_norm", [](nb::handle x, nb::handle residual, nb::handle weight,
+                                nb::handle residual_out, nb::handle out, float eps) {
+    Run<kernels::AddRmsNormArgs>(
+        {ArrayTensor(x, "x"), ArrayTensor(residual, "residual"), ArrayTensor(weight, "weight"),
+         ArrayTensor(residual_out, "residual_out"), ArrayTensor(out, "out"), eps},
+        kernels::AddRmsNormCpu);
   });
 }
 

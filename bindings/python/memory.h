@@ -12,7 +12,8 @@
 
 namespace ferry::python {
 
-// Whether the kernel lets this process write these bytes of the host. Asks of the first and last.
+// Whether the kernel lets this process write these bytes of host memory. Tries only the first and
+// the last byte.
 bool IsWritable(std::span<std::byte> bytes) noexcept;
 
 class Memory {

@@ -414,7 +414,8 @@ Tensor LseResult(TorchCall* call, const Tensor& q) {
   return call->Result(DType::kFloat32, {q.shape[0], q.shape[1]}, 2);
 }
 
-// Divides the work among the multiprocessors of a GPU, of which Facts() has none on the CPU.
+// Divides the work among a GPU's multiprocessors. On the CPU, Facts() has none, and nothing is
+// done.
 void DivideDecode(TorchCall* call, kernels::AttentionDecodeArgs* args) {
   if (call->Facts().multiprocessors == 0) return;
   constexpr std::int64_t kStep = 64;  // a window may begin and end within one

@@ -432,7 +432,7 @@ TEST(NcclCores, AreThoseOfTheTightestQuotaAboveThisProcess) {
   }
 }
 
-// As a container has them whose ranks are not bound to cores of their own.
+// A container's set of CPUs, where the ranks in it are not bound to cores.
 TEST(NcclCores, OfTheSetOfCpusOfThisCgroupAreSharedByTheRanks) {
   const auto cores = [](const std::string& groups, const std::string& file, const std::string& cpus,
                         const std::string& ranks) {

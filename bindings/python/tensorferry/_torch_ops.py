@@ -10,8 +10,8 @@ _names = []  # of the ops, as they are defined
 # By op: what does the same by an op that autograd does not know, whose kernels in Python a call
 # would run also where gradients are off.
 without_autograd = {}
-# Whether the ops are our kernels. They are torch's formulas in a package without kernels, and with
-# torch before 2.10, which has no stable ABI to register kernels by.
+# False where the ops are torch's formulas: in a package without kernels, and with torch before 2.10,
+# whose stable ABI cannot register kernels.
 is_native = True
 
 

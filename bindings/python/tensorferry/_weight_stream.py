@@ -474,7 +474,8 @@ def _check(said):
         kind = _tensors.torch_dtype(dtype)
         if kind is None:
             raise errors.Corrupt(
-                f"weights: a bucket has a tensor of {dtype!r}, which is no type of torch's that is sent"
+                f"weights: a bucket has a tensor of dtype {dtype!r}, which cannot be sent; use the same "
+                "release on both sides"
             )
         well = well and at + size <= math.prod(shape) * kind.itemsize
         well = well and begin % _ALIGNMENT == 0 and begin + size <= said["nbytes"]

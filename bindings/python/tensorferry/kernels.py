@@ -20,8 +20,8 @@ if torch is not None:
     from tensorferry import _formulas, _torch_ops
     from torch.autograd import forward_ad
 
-# Whether the ops are our kernels, and not torch's formulas in their place, as with torch before 2.10
-# and in a package that was built with FERRY_KERNELS=OFF.
+# False where the ops are torch's formulas: with torch before 2.10, in a package that was built with
+# FERRY_KERNELS=OFF, and where TENSORFERRY_DISABLE_KERNELS is set.
 KERNELS_AVAILABLE = (
     _core.kernels.is_built
     and (torch is None or _torch_ops.is_native)

@@ -286,7 +286,7 @@ PART = ["x", [4], "float32", 0, 0, 16]
         {"parts": [["x", [4], "float32", 0, 3, 13]]},
         {"parts": [["x", [4], "float32", 0, -256, 16]]},
         {"parts": [["x", [4], "manual_seed", 0, 0, 16]]},
-        {"parts": [["x", [4], "qint32", 0, 0, 16]]},  # some uses of which end the process
+        {"parts": [["x", [4], "qint32", 0, 0, 16]]},  # torch ends the process where such a tensor is printed
         {"parts": [["x", [-4], "float32", 0, 0, -16]]},
         {"parts": [PART[:5]]},
         {"parts": None},
