@@ -41,6 +41,16 @@ class Refused(Exception):
     """No result may be written; the sentence says why."""
 
 
+class Failed(Refused):
+    """A program that the measurement needs did not do its part; the sentence says which."""
+
+
+def command(*words):
+    done = subprocess.run(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(words)} failed with {done.returncode}: {done.stdout.strip()[-300:]}")
+
+
 def parser_of(doc, rounds=None):
     """A script's parser of options, with --json, and --rounds where it has a default."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

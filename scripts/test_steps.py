@@ -267,7 +267,6 @@ def run_all(steps):
 def test_package(steps, name):
     file = ROOT / "build" / name / "pytest.xml"
     return script(steps, name, file, f"scripts/test_{name}", "--from", "build/release", "--junit", file)
-    return results
 
 
 # --- a part -----------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@
 namespace ferry::nccl_net {
 namespace {
 
+constexpr const char* kUnknownListen = "unknown or closed listen comm";
+
 Key RandomKey() {
   Key key;
   FillRandom(key);
@@ -167,17 +169,15 @@ Result<session::Demand> Acceptor::OnOpening(Handshake* /*handshake*/, session::w
   const auto comms = Find(head->listen);
   return session::Demand{.secret = comms == nullptr ? nobodys_ : SecretOf(comms->key()),
                          .process = {},
-                         .wrong_proof = "unknown or closed listen comm"};
+                         .wrong_proof = kUnknownListen};
 }
 
 // The key is right here: only a rank of the job can make an accept fail.
-Status Acceptor::OnReceived(Handshake* handshake, session::wire::Type type,
+Status Acceptor::OnReceived(Handshake* handshake, session::wire::Type /*type*/,
                             session::wire::MetaReader* body) {
-  const auto head = LoadHelloHead(body->rest());
+  const auto head = LoadHelloHead(body->rest());  // OnOpening() has seen it
   const auto comms = head ? Find(head->listen) : nullptr;
-  if (type != session::wire::Type::kHello || comms == nullptr) {
-    return Error(Code::kRefused, "unknown or closed listen comm");
-  }
+  if (comms == nullptr) return Error(Code::kRefused, kUnknownListen);
   const std::string& remote = handshake->peer_name();
   const auto hello = LoadWire<HelloWire>(body->rest());
   std::optional<Error> refusal;

@@ -29,7 +29,7 @@ double QuotaIn(const std::string& folder, bool unified) {
   return known && quota > 0 && period > 0 ? quota / period : kNoLimit;
 }
 
-// The cores that a container's ranks share: "0-3,8".
+// The size of the cgroup's set of CPUs ("0-3,8"), or kNoLimit.
 double CpusIn(const std::string& folder, bool unified) {
   std::ifstream in(folder + (unified ? "/cpuset.cpus.effective" : "/cpuset.effective_cpus"));
   double cpus = 0;
@@ -45,7 +45,7 @@ double CpusIn(const std::string& folder, bool unified) {
   return cpus;
 }
 
-// Which of the two limits a hierarchy of cgroups has: version 2 both.
+// A hierarchy of cgroups, and which limits it has; version 2 has both.
 struct Hierarchy {
   std::string mount;
   bool unified = false;

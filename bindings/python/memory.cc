@@ -48,8 +48,9 @@ bool RefersToObjects(const nb::object& object, const char* format) {
   return nb::cast<bool>(nb::bool_(nb::getattr(dtype, "hasobject", nb::bool_(false))));
 }
 
-// The call adds nothing to the word, atomically, so that others may write it meanwhile. It takes
-// memory of every kind, unlike madvise(2) with MADV_POPULATE_WRITE.
+// Adds zero to the word atomically, so that concurrent writers lose nothing; the kernel reports
+// EFAULT for a read-only page. Works for memory of every kind, unlike madvise(2) with
+// MADV_POPULATE_WRITE.
 bool IsWritableWord(std::byte* byte) noexcept {
   constexpr std::uintptr_t kWord = sizeof(std::uint32_t);
   auto* const word = byte - reinterpret_cast<std::uintptr_t>(byte) % kWord;

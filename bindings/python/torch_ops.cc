@@ -5,7 +5,6 @@
 #include <fmt/core.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -418,9 +417,7 @@ Tensor LseResult(TorchCall* call, const Tensor& q) {
 // done.
 void DivideDecode(TorchCall* call, kernels::AttentionDecodeArgs* args) {
   if (call->Facts().multiprocessors == 0) return;
-  constexpr std::int64_t kStep = 64;  // a window may begin and end within one
-  kernels::DecodeShape shape = ShapeOf(*args);
-  if (args->window > 0) shape.most_tokens = std::min(shape.most_tokens, args->window + kStep);
+  const kernels::DecodeShape shape = ShapeOf(*args);
   args->plan = kernels::PlanDecode(shape, call->Facts());
   const std::int64_t floats = kernels::DecodeWorkspace(shape, args->plan.splits);
   if (floats > 0) args->workspace = call->Workspace(floats);

@@ -55,12 +55,9 @@ bool Handshake::complete() const noexcept {
                         (state_ == State::kAdmitted && !owes_more_));
 }
 
-Status Handshake::Move(Event event) {
+bool Handshake::Move(Event event) {
   const Edge* const edge = Advance(state_, event);
-  if (edge == nullptr) {
-    return Error(Code::kCorrupt,
-                 fmt::format("event {} in state {}", EventName(event), StateName(state_)));
-  }
+  if (edge == nullptr) return false;
   state_ = edge->to;
   // What it says next, early, may be as long as any user's.
   if (edge->action == Action::kTrust) lane_->SetMaxMeta(net::kMaxMetaBytes);
@@ -68,7 +65,7 @@ Status Handshake::Move(Event event) {
     paused_ = false;
     lane_->Resume();
   }
-  return Ok();
+  return true;
 }
 
 // OnGone() is the last callback: a handshake that waits to be destroyed must not be late as well.
@@ -178,13 +175,13 @@ Status Handshake::ReceiveOpening(wire::Type type, wire::MetaReader* body) {
   exchange_.first = type;
   exchange_.opening.assign(body->rest().begin(), body->rest().end());
   if (!demand.secret) {
-    FERRY_TRY(Move(Event::kTrustedHello));
+    if (!Move(Event::kTrustedHello)) return Unexpected(type);
     return user_->OnReceived(this, type, body);
   }
   secret_ = std::move(demand.secret);
   wrong_proof_ = demand.wrong_proof;
   FillRandom(exchange_.server);
-  FERRY_TRY(Move(Event::kUnprovedHello));
+  if (!Move(Event::kUnprovedHello)) return Unexpected(type);
   user_->OnChallenged(this, demand);
   Send(wire::Type::kChallenge, exchange_.server);
   return Ok();
@@ -211,7 +208,9 @@ Status Handshake::ReceiveChallenge(wire::MetaReader* body) {
 
 Status Handshake::ReceiveProof(wire::MetaReader* body) {
   wire::ProofBody proof;
-  if (state_ != State::kChallenged || !body->Read(&proof)) return Unexpected(wire::Type::kProof);
+  if (Advance(state_, Event::kProof) == nullptr || !body->Read(&proof)) {
+    return Unexpected(wire::Type::kProof);
+  }
   exchange_.client = proof.nonce;
   exchange_.binding = proof.binding;
   if (!EqualInConstantTime(exchange_.ClientProof(*secret_), proof.mac)) {
@@ -225,9 +224,8 @@ Status Handshake::ReceiveProof(wire::MetaReader* body) {
                  "terminates TLS on the way; remove TLS proxies; if there are none, replace the "
                  "authority of FERRY_TLS_CA and its certificates");
   }
-  FERRY_TRY(Move(Event::kProof));
-  const std::vector<std::byte> copy = exchange_.opening;
-  wire::MetaReader opening(copy);
+  if (!Move(Event::kProof)) return Unexpected(wire::Type::kProof);
+  wire::MetaReader opening(exchange_.opening);
   return user_->OnReceived(this, exchange_.first, &opening);
 }
 
@@ -263,7 +261,7 @@ Status Handshake::ReceiveAnswer(wire::Type type, wire::MetaReader* body) {
                              "changes the frames",
                              peer_name()));
   }
-  FERRY_TRY(Move(Event::kAnswer));
+  if (!Move(Event::kAnswer)) return Unexpected(type);
   FERRY_TRY(user_->OnReceived(this, type, &*answer));
   if (complete()) user_->OnComplete(this);
   return Ok();
@@ -291,10 +289,10 @@ Status Handshake::ReceiveMore(wire::Type type, wire::MetaReader* body) {
     return Error(Code::kRefused,
                  fmt::format("{} did not prove that it knows the secret", peer_name()));
   }
-  FERRY_TRY(Move(Event::kMore));
+  if (!Move(Event::kMore)) return Unexpected(type);
   FERRY_TRY(user_->OnReceived(this, type, &*part));
   // A confirm is not answered.
-  if (type == wire::Type::kConfirm) FERRY_TRY(Move(Event::kSettled));
+  if (type == wire::Type::kConfirm && !Move(Event::kSettled)) return Unexpected(type);
   if (complete()) user_->OnComplete(this);
   return Ok();
 }

@@ -21,11 +21,11 @@ namespace ferry::session {
 
 class Handshake;
 
-// What the accepting side asks of a peer that has begun well.
+// What the accepting side asks for after a valid first frame.
 struct Demand {
-  std::optional<Secret> secret;             // to be proved
-  std::optional<net::ProcessHint> process;  // that the peer says it is
-  // What a peer is told whose proof is wrong.
+  std::optional<Secret> secret;             // the peer must prove it; nullopt: no proof
+  std::optional<net::ProcessHint> process;  // the process that the peer claims to be
+  // The error that a peer with a wrong proof receives.
   const char* wrong_proof =
       "the two sides have different secrets, or somebody between them changes the frames; set "
       "FERRY_SECRET_FILE to the same on both";
@@ -42,12 +42,12 @@ class HandshakeUser {
                                    wire::MetaReader /*body*/) {
     return Demand{};
   }
-  // The peer's first frame has passed, and it is asked for its proof; on the dialing side: this
-  // side is, and the demand is empty.
+  // Accepting side: the challenge is about to be sent. Dialing side: a challenge has arrived, and
+  // the demand is empty.
   virtual void OnChallenged(Handshake* /*handshake*/, const Demand& /*demand*/) {}
-  // A frame of the peer. On the accepting side: the first frame once the proof is right, which the
-  // user answers by Accept(), then or later. On the dialing side: the answer, once its proof is
-  // right. And the frames of kSettling. The body is without its proof.
+  // A frame of the peer; its body is without its proof. Accepting side: the first frame, once its
+  // proof is right; the user answers by AcceptOnLoop(), then or later. Dialing side: the answer,
+  // once its proof is right. Both sides: a frame that follows the answer.
   virtual Status OnReceived(Handshake* handshake, wire::Type type, wire::MetaReader* body) = 0;
   // Both sides are done, and all frames have left: ReleaseLane() may follow, outside the callback.
   virtual void OnComplete(Handshake* handshake) = 0;
@@ -99,7 +99,7 @@ class Handshake final : private net::LaneHandler {
   // Whether ReleaseLane() may be called.
   bool complete() const noexcept;
   std::unique_ptr<net::Lane> ReleaseLane();
-  // The timeout error of this handshake.
+  // The error for a handshake that missed its deadline.
   Error Late() const;
   // The body of the dialing side's first frame.
   std::span<const std::byte> opening() const noexcept { return exchange_.opening; }
@@ -130,8 +130,8 @@ class Handshake final : private net::LaneHandler {
   void OnClosed(net::LaneLoss loss, const Error& error) override;
 
   bool Expects() const noexcept;
-  // Errors: kCorrupt where the event must not occur.
-  Status Move(Event event);
+  // False where the event must not occur.
+  bool Move(Event event);
   Status Receive(wire::Type type, wire::MetaReader* body);
   Status ReceiveOpening(wire::Type type, wire::MetaReader* body);
   Status ReceiveChallenge(wire::MetaReader* body);
@@ -150,11 +150,11 @@ class Handshake final : private net::LaneHandler {
   Terms terms_;
   std::unique_ptr<net::Lane> lane_;
   const net::LaneInfo info_;
-  // With tasks of its own, which may outlive what the user belongs to.
+  // Shared with the user's own tasks, which may outlive the user's owner.
   const std::shared_ptr<HandshakeUser> user_;
   State state_;
   Exchange exchange_;
-  std::optional<Secret> secret_;  // that both sides prove: once challenged
+  std::optional<Secret> secret_;  // proved by both sides; set once challenged
   const char* wrong_proof_ = "";
   std::deque<net::OutFrame> frames_;
   std::size_t sent_ = 0;  // frames of frames_ that are sent

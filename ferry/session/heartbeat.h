@@ -17,7 +17,7 @@ class Heartbeat {
  public:
   using Time = Clock::time_point;
 
-  // What a beat has found out about a lane.
+  // The result of a beat for one lane.
   struct Sign {
     bool heard = false;           // something has arrived since the beat before
     Clock::duration quiet{};      // since it was last heard
@@ -33,8 +33,8 @@ class Heartbeat {
   void Start(Time now);
   // The lane has been replaced.
   void Restart(std::size_t lane, Time now);
-  // How late the beat is that is due, if it is late by a whole interval; else zero. The sockets
-  // then hold what has arrived since, and have to be read before Beat() is called.
+  // How late this beat is, or zero if by less than an interval. Bytes may have arrived meanwhile:
+  // read the sockets before Beat().
   Clock::duration Lateness(Time now) const;
   // `bytes`: what the lane has received in total. `missed`: Lateness() of this beat.
   Sign Beat(std::size_t lane, std::uint64_t bytes, Time now, Clock::duration missed);

@@ -11,9 +11,9 @@ enum class State : std::uint8_t {
   kAsking,      // dialing side: has sent its first frame
   kProving,     // dialing side: has sent its proof; the peer owes its own
   kAgreed,      // dialing side: the peer has proved itself and has accepted
-  kSilent,      // accepting side: nothing whole has arrived
-  kChallenged,  // accepting side: the peer has begun well and owes its proof
-  kProved,      // accepting side: the peer is who it has to be; it is not accepted yet
+  kSilent,      // accepting side: no complete frame has arrived
+  kChallenged,  // accepting side: the first frame is valid; the peer owes its proof
+  kProved,      // accepting side: the peer is authenticated and not accepted yet
   kAdmitted,    // accepting side: accepted; may owe one more frame
   kSettling,    // this side prepares what it owes: it stops the lane that this one replaces
   kResuming,    // dialing side: has sent what it owed; the peer owes the same
@@ -37,9 +37,9 @@ enum class Event : std::uint8_t {
   kAccept,         // this side accepts
   kDecline,        // this side refuses
   kSettle,         // this side, which dials, begins to replace a lane, or has more to tell
-  kMore,           // the peer's part of that
-  kOwed,           // this side's part of that is sent, and the peer's is still to come
-  kSettled,        // this side's part of that is sent, and the peer owes none
+  kMore,           // the peer's frame after the answer
+  kOwed,           // this side's frame after the answer is sent; the peer's is due
+  kSettled,        // the same; the peer owes none
   kHandOver,       // all frames have left: the lane goes to its user
   kSilence,        // nothing was heard for longer than a lane may be silent
   kHeard,          // bytes have arrived
@@ -47,7 +47,8 @@ enum class Event : std::uint8_t {
   kEnd,            // the deadline, the peer or the network has ended the lane, or this side has
 };
 
-// What a side does when it takes an edge.
+// What a side does when it takes an edge. Handshake carries out kTrust; the others document what
+// its callers do.
 enum class Action : std::uint8_t {
   kNothing,
   kSend,         // sends what is due and waits for the answer

@@ -63,9 +63,10 @@ struct ProofBody {
 static_assert(sizeof(ChallengeBody) == 32 && sizeof(ProofBody) == 96);
 
 struct RefuseBody {
-  std::uint32_t sequence = 0;  // kNack: of the refused frame
-  std::uint32_t slice = 0;     // kReadRefused
-  std::uint8_t code = 0;       // ferry::Code; 0 in a kFin for success
+  // Zero in a kRefuse; frames of endpoints use both numbers.
+  std::uint32_t sequence = 0;  // of the refused frame
+  std::uint32_t slice = 0;     // of the refused read
+  std::uint8_t code = 0;       // ferry::Code; 0: success, in a FIN
   std::uint8_t reserved[7] = {};
 };
 static_assert(sizeof(RefuseBody) == 16);

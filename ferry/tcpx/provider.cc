@@ -81,7 +81,12 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
   // Tells the plugin nothing of a peer that has not proved itself.
   Result<session::Demand> OnOpening(Handshake* handshake, session::wire::Type type,
                                     session::wire::MetaReader body) override {
-    if (type != session::wire::Type::kHello) return Error(Code::kCorrupt, "no hello frame");
+    if (type != session::wire::Type::kHello) {
+      return Error(Code::kCorrupt,
+                   fmt::format("its first frame is of type {}, and a hello was expected; use the "
+                               "same release on both sides",
+                               session::wire::TypeName(type)));
+    }
     FERRY_TRY_ASSIGN(const PluginTerms peer, ReadTerms(&body, handshake->peer_name()));
     FERRY_TRY(terms_.CheckPeerOnLoop(handshake, peer));
     return session::Demand{.secret = terms_.secret, .process = {}};
@@ -96,11 +101,12 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
       return Ok();
     }
     const auto setup = setups_.find(handshake->number());
-    Handle handle;
-    if (setup == setups_.end() || body->rest().size() != handle.size()) {
-      return Error(Code::kCorrupt, "its confirm frame is not a handle");
+    Handle handle{};
+    if (setup == setups_.end() || !body->Read(&handle) || !body->rest().empty()) {
+      return Error(
+          Code::kCorrupt,
+          "its confirm frame does not hold one handle; use the same release on both sides");
     }
-    (void)body->Read(&handle);
     setup->second->Connect(handle);
     return Ok();
   }

@@ -197,8 +197,8 @@ class _Run:
     async def _take_offer(self, node):
         try:
             timeout = self._owner._join_timeout
-            most = _messages.most_bytes(self._entries)
-            said = await _relay.hear(node.peer, _relay.FROM_RECEIVER, timeout, most)
+            limit = _messages.max_bytes(self._entries)
+            said = await _relay.hear(node.peer, _relay.FROM_RECEIVER, timeout, limit)
             if "error" in said:
                 problem = said["error"] or "the peer cannot receive"
             else:

@@ -82,8 +82,8 @@ class BroadcastReceiver:
         except errors.InvalidArgument as error:
             offer["error"] = f"the peer cannot receive: {error}"
         await _relay.say(self._trainer, offer, _relay.FROM_RECEIVER, timeout)
-        most = _messages.most_bytes(self.tensors)
-        said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout, most)
+        limit = _messages.max_bytes(self.tensors)
+        said = await _relay.hear(self._trainer, _relay.FROM_TRAINER, timeout, limit)
         if "error" in said:
             raise errors.InvalidArgument(f"receive: {said['error']}")
         _messages.require(said, {"begin": _BEGIN}, "what the trainer begins with")
@@ -244,12 +244,12 @@ def _empty_like(name, x, shape, dtype):
     if hasattr(x, "detach"):
         import torch
 
-        found = _tensors.torch_dtype(dtype)
-        if found is None:
+        torch_dtype = _tensors.torch_dtype(dtype)
+        if torch_dtype is None:
             raise errors.InvalidArgument(
                 f"'{name}' is {dtype} at the trainer, which this torch cannot receive; send another type"
             )
-        return torch.empty(shape, dtype=found, device=x.device)
+        return torch.empty(shape, dtype=torch_dtype, device=x.device)
     import numpy
 
     if dtype == _tensors.dtype_of(x):  # also a structure, which numpy.dtype() cannot make from its name

@@ -110,9 +110,10 @@ def push_weights(weights, peers, timeout=300.0):
         with Weights(weights) as once:
             return push_weights(once, peers, timeout)
     offers = []
+    limit = _messages.max_bytes(weights.tensors)
     try:
         for peer in peers:
-            offers.append(_Offer(peer, timeout, _messages.most_bytes(weights.tensors)))
+            offers.append(_Offer(peer, timeout, limit))
         for endpoint in {offer.peer.endpoint.id: offer.peer.endpoint for offer in offers}.values():
             weights.prepare(endpoint, "")
         for offer in offers:
@@ -195,9 +196,9 @@ def _offer(weights, peer):
 class _Offer:
     """The tensors that a peer has announced it receives."""
 
-    def __init__(self, peer, timeout, most):
+    def __init__(self, peer, timeout, limit):
         self.peer, self.timeout = peer, timeout
-        said = _hear(peer, _MANIFEST, timeout, most)
+        said = _hear(peer, _MANIFEST, timeout, limit)
         if "error" in said:
             raise errors.InvalidArgument(f"push_weights: {said['error']}")
         _messages.require(said, {"tensors": {...: _ENTRY}}, f"push_weights: what {peer.info()['peer']} has")
@@ -221,10 +222,10 @@ def _say(peer, said, kind, timeout):
     peer.send(text, kind, timeout=timeout).wait()
 
 
-def _hear(peer, kind, timeout, most):
+def _hear(peer, kind, timeout, limit):
     size = bytearray(8)
     peer.recv(size, _messages.SIZE + kind, timeout=timeout).wait()
-    text = bytearray(_messages.length(size, peer, most))
+    text = bytearray(_messages.length(size, peer, limit))
     peer.recv(text, kind, timeout=timeout).wait()
     return _messages.decoded(text, peer)
 

@@ -15,7 +15,7 @@ TICK = 0.2  # seconds between reports of receivers, and between looks at them
 FROM_TRAINER, FROM_RECEIVER, TO_CHILD, TO_PARENT = (
     int.from_bytes(b"bcast\0" + bytes([i, 0]), "big") for i in range(1, 5)
 )
-_MAX_SLICES = 1 << 20  # the other end chooses their size, and each takes memory
+_MAX_SLICES = 1 << 20  # the other end chooses their size, and Store keeps a flag of each
 _ARRIVED = struct.Struct("<QI")  # the broadcast's number and the slice's index
 
 
@@ -52,10 +52,10 @@ def say_now(peer, said, tag, timeout):
     size.wait(timeout)
 
 
-async def hear(peer, tag, timeout=None, most=_messages.SMALL_BYTES):
+async def hear(peer, tag, timeout=None, limit=_messages.SMALL_BYTES):
     size = bytearray(8)
     await peer.recv(size, _messages.SIZE + tag, timeout=timeout)
-    text = bytearray(_messages.length(size, peer, most))
+    text = bytearray(_messages.length(size, peer, limit))
     await peer.recv(text, tag, timeout=timeout)
     return _messages.decoded(text, peer)
 
@@ -181,8 +181,8 @@ async def feed(store, this_round, epoch, address):
     try:
         hello = {"round": this_round.number, "epoch": epoch}
         await say(child, hello, TO_CHILD, this_round.timeout)
-        most = _messages.most_bytes(store.slices.names) + len(store.slices)
-        said = await hear(child, TO_PARENT, this_round.timeout, most)
+        limit = _messages.max_bytes(store.slices.names) + len(store.slices)
+        said = await hear(child, TO_PARENT, this_round.timeout, limit)
         _messages.require(said, _TO_PARENT, "a child's answer")
         keys, have = said["keys"], said["have"]
         if len(keys) != len(store.slices.names) or len(have) != len(store.slices):

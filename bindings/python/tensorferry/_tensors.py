@@ -21,11 +21,11 @@ def check(name, x, *, written=False, strided=False):
         return None if strided else (x.data_ptr(), x.nbytes)
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         _refuse(name, f"{_type_name(x)} is neither a tensor nor an array; leave it out")
-    # Also of a class that somebody derived from it, as astropy does.
-    if any(each.__module__.startswith("numpy.ma") for each in type(x).__mro__):
+    # A class of another library, as astropy's, may derive from NumPy's masked array.
+    if any(base.__module__.startswith("numpy.ma") for base in type(x).__mro__):
         _refuse(name, f"{_type_name(x)} has values that are masked; give .filled() of it")
     flags = getattr(x, "flags", None)
-    if not getattr(flags, "c_contiguous", True):  # the flags of pandas say nothing of it
+    if not getattr(flags, "c_contiguous", True):  # pandas' flags lack c_contiguous
         _refuse(
             name,
             "it is not in C order, and elements are paired by their order; give "
@@ -84,18 +84,15 @@ def _memory_refusal(x, written):
     except RuntimeError as error:  # as of a tensor of torch.func
         return f"its memory cannot be had ({str(error).splitlines()[0]}); give .clone() of it"
     if needed <= held:
-        # torch does not know that: it takes a read-only array by from_numpy().
-        if written and needed > 0 and x.device.type == "cpu" and not _may_write(x, end):
+        # torch does not record whether memory is read-only: from_numpy() accepts such arrays.
+        is_on_host = needed > 0 and x.device.type == "cpu"
+        if written and is_on_host and not _core._is_writable(x.data_ptr(), end * x.element_size()):
             return "its memory is read-only, as of a file that is mapped so; give .clone() of it"
         return ""
     return (
         f"its storage has {held} bytes, of which it needs {needed}; give it memory, with "
         "untyped_storage().resize_() or .clone()"
     )
-
-
-def _may_write(x, elements):
-    return _core._is_writable(x.data_ptr(), elements * x.element_size())
 
 
 def _may_overlap(x):
@@ -122,13 +119,13 @@ def dtype_of(x):
 
 
 def torch_dtype(name):
-    """torch's dtype of a name that a peer has told, or None where none can be received."""
+    """torch's dtype of this name, or None where tensors of it cannot be received."""
     import torch
 
-    found = getattr(torch, name, None)
-    # A tensor of a quantized type without a scale, which is not sent, ends the process in some uses.
-    known = isinstance(found, torch.dtype) and not name.startswith(("qint", "quint"))
-    return found if known else None
+    dtype = getattr(torch, name, None)
+    # torch ends the process where a tensor of a quantized type without a scale is printed.
+    is_known = isinstance(dtype, torch.dtype) and not name.startswith(("qint", "quint"))
+    return dtype if is_known else None
 
 
 def _refuse(name, why):

@@ -10,9 +10,6 @@ _names = []  # of the ops, as they are defined
 # By op: what does the same by an op that autograd does not know, whose kernels in Python a call
 # would run also where gradients are off.
 without_autograd = {}
-# False where the ops are torch's formulas: in a package without kernels, and with torch before 2.10,
-# whose stable ABI cannot register kernels.
-is_native = True
 
 
 def _written(*tensors):
@@ -96,12 +93,10 @@ def _define(defined, name, rest, fake):
 
 def _op(schema, fake):
     """Registers an op under `schema`."""
-    global is_native
     name, _, rest = schema.partition("(")
     plain = f"_{name}_without_autograd"
     _names.append(name)
     if not _define(name, name, rest, fake):
-        is_native = False
         return
     if "!" in rest:
         _library.impl(name, _telling_autograd(name), "ADInplaceOrView", with_keyset=True)
@@ -124,10 +119,6 @@ def _fake_gated(x):
 
 def _fake_nothing(*_, **__):
     return None
-
-
-def _fake_like_two(x, y, *_, **__):
-    return _like(x), _like(y)
 
 
 def _fake_qk(qkv, q_heads, kv_heads, *_, **__):
@@ -222,7 +213,10 @@ _op("attention_prefill_lse" + _PREFILL + " -> (Tensor, Tensor)", _fake_with_lse)
 _op(
     "merge_attention_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b)"
     " -> (Tensor, Tensor)",
-    _fake_like_two,
+    lambda out_a, lse_a, *_: (_like(out_a), _like(lse_a)),
 )
 
+# False where the ops are torch's formulas: in a package without kernels, and with torch before 2.10,
+# whose stable ABI cannot register kernels.
+is_native = bool(without_autograd)
 _derivatives = _gradients.register(_names)

@@ -367,7 +367,7 @@ class _Incoming:
 
     @contextlib.contextmanager
     def giving_up(self):
-        """Ends the version where it is left before its end."""
+        """Gives the version up if the block raises or its generator is closed early."""
         try:
             yield
         except errors.Error as error:

@@ -79,11 +79,14 @@ Status CheckDecodeWorkspace(const AttentionDecodeArgs& args) {
 }  // namespace
 
 DecodeShape ShapeOf(const AttentionDecodeArgs& args) noexcept {
+  std::int64_t tokens = args.block_tables.shape[1] * args.k_cache.shape[1];
+  // A window may begin and end within a step.
+  if (args.window > 0) tokens = std::min(tokens, args.window + kDecodeStep);
   return {.batch = args.q.shape[0],
           .heads = args.q.shape[1],
           .kv_heads = args.k_cache.shape[2],
           .head_size = args.q.shape[2],
-          .most_tokens = args.block_tables.shape[1] * args.k_cache.shape[1]};
+          .most_tokens = tokens};
 }
 
 float ScoreScaleOf(const AttentionDecodeArgs& args) noexcept {

@@ -45,8 +45,8 @@ class ChunkReporter {
 
   // The same error with the chunk in its text.
   Error Named(const Chunk& chunk, const Error& error) const;
-  // The oldest chunk is not done: call for each poll. `what` has not happened; `in_flight` chunks
-  // are with the plugin.
+  // Call at each poll at which the oldest chunk is not done. `what` is the clause for the log
+  // ("nothing has come"); the plugin holds `in_flight` chunks.
   void ReportIfLate(const Chunk& oldest, const char* what, std::size_t in_flight);
 
  private:

@@ -24,10 +24,8 @@ std::string PluginTerms::PluginName() const {
 Result<PluginTerms> ReadTerms(session::wire::MetaReader* body, const std::string& remote) {
   PluginTerms terms;
   session::wire::MetaReader peek = *body;
-  const bool has_format = peek.Read(&terms.format);
-  if (has_format && body->Read(&terms) && terms.format == kTermsFormat && terms.has_secret <= 1) {
-    return terms;
-  }
+  (void)peek.Read(&terms.format);  // for the error, where the rest has another layout
+  if (body->Read(&terms) && terms.format == kTermsFormat && terms.has_secret <= 1) return terms;
   return Error(Code::kRefused,
                fmt::format("{} sets up lanes over a network plugin by another format ({}, and {} "
                            "here); use the same release of this library on both sides",

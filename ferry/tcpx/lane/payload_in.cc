@@ -437,12 +437,14 @@ Status PayloadIn::Finish() {
 
 Status PayloadIn::GiveBack(std::uint64_t completed) {
   while (launched_ > 0 && incoming_.front().ticket <= completed) {
-    // Asked about when the first chunk of the batch is the oldest one; after that it ends.
-    for (const RefusedRows& refused : unpacker().TakeRefused(incoming_.front().ticket)) {
-      return reporter_.Named(incoming_[refused.index].chunk, refused.error);
+    // A batch is asked for its refused chunks while its first chunk is the oldest; a refusal ends
+    // the lane.
+    const auto refused = unpacker().TakeRefused(incoming_.front().ticket);
+    if (!refused.empty()) {
+      return reporter_.Named(incoming_[refused.front().index].chunk, refused.front().error);
     }
     const Chunk chunk = incoming_.front().chunk;
-    // Removed once, whatever the plugin returns.
+    // The chunk leaves the queue before Consume(), so that a failed one is not consumed twice.
     incoming_.pop_front();
     --launched_;
     --arrived_;

@@ -9,7 +9,7 @@
 
 namespace ferry::tools {
 
-// The part of each job of `ferry copy-bench`.
+// What all jobs of `ferry copy-bench` have.
 struct BenchJob {
   Config config;
   int ordinal = 0;

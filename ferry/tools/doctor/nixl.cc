@@ -176,7 +176,7 @@ Check CheckNixlWheel(const PluginSetup& setup) {
     const std::string name = fmt::format("{} {} in {}", wheel.package, wheel.version, wheel.site);
     const auto version = MajorMinorOf(wheel.version);
     if (!version) {
-      check.Find(Verdict::kNote, "{}", name + ", an unknown version");
+      check.Find(Verdict::kNote, "{}, an unknown version", name);
     } else if (version->first != kMajor) {
       check.Find(Verdict::kProblem,
                  "{}: the plug-in refuses to work with it, it works with {}.x only", name, kMajor);

@@ -139,11 +139,10 @@ Status Acceptor::OnHello(Handshake* handshake, wire::MetaReader* reader) {
                              "new address and keys",
                              own.ToString(), expected.ToString()));
   }
-  arrival.window_bytes = std::min(hello.window_bytes, endpoint_->config().window_bytes);
   const int most = handshake->is_local() ? endpoint_->lanes() : endpoint_->LanesOverInterfaces();
   arrival.welcome.lanes = std::min(hello.lanes, static_cast<std::uint16_t>(most));
   arrival.welcome.connection = next_id_++;
-  arrival.welcome.window_bytes = arrival.window_bytes;
+  arrival.welcome.window_bytes = std::min(hello.window_bytes, endpoint_->config().window_bytes);
   if (handshake->is_local()) arrival.welcome.process = net::ThisProcess();
   arrival.process = hello.process;
   std::memcpy(arrival.welcome.endpoint, own.bytes.data(), sizeof own.bytes);
@@ -191,8 +190,7 @@ Status Acceptor::OnJoin(Handshake* handshake, wire::MetaReader* reader) {
   }
   arrival.lanes[join.lane] = handshake;
   ++arrival.joined;
-  const std::uint32_t id = join.connection;
-  RenewOnLoop(id);
+  RenewOnLoop(join.connection);
   handshake->AcceptOnLoop(session::wire::Type::kJoined, {});
   return Ok();
 }
@@ -268,7 +266,7 @@ void Acceptor::Complete(std::uint32_t id) {
   Peer agreed;
   agreed.endpoint = arrival.peer;
   agreed.name = arrival.lanes.front()->peer_name();
-  agreed.window_bytes = arrival.window_bytes;
+  agreed.window_bytes = arrival.welcome.window_bytes;
   agreed.checksums = (arrival.welcome.flags & wire::kChecksums) != 0;
   agreed.process = arrival.process;
   agreed.connection = arrival.welcome.connection;

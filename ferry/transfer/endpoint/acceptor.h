@@ -44,7 +44,6 @@ class Acceptor final : private session::PendingPeerUser {
     wire::WelcomeBody welcome;
     Uuid peer;
     net::ProcessHint process;
-    std::uint64_t window_bytes = 0;
     std::vector<Handshake*> lanes;
     std::size_t joined = 0;
     EventLoop::TimerId timer = 0;  // limit for the next lane to join

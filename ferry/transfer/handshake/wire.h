@@ -3,14 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <vector>
 
-#include "ferry/core/result.h"
 #include "ferry/net/socket_owner.h"
 #include "ferry/session/wire.h"
 #include "ferry/transfer/region.h"

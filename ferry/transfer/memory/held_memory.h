@@ -85,6 +85,10 @@ class HeldMemory {
   // is guaranteed as well. `answers`: bytes of this connection that its peer has not acknowledged;
   // without many of them it is not ended for the pool.
   std::optional<Excess> FindExcess(std::uint64_t answers) const noexcept;
+  // Whether FindExcess() may find one; reads only this connection's counts.
+  bool MayExceed(std::uint64_t answers) const noexcept {
+    return held() > limit_ || answers > kGuaranteed;
+  }
   // What the connection holds, with its buffers.
   std::uint64_t held() const noexcept { return held_.load(kRelaxed) + buffers_.load(kRelaxed); }
   // Limit of the connection, in bytes.

@@ -16,8 +16,8 @@ class RecoveryHost;
 struct NetworkPath;
 struct RecoveryContext;
 
-// One attempt of the connecting side to put a new lane in the place of another: connects, says
-// hello, and only when the peer has agreed stops using the old one. Belongs to the connection's
+// One attempt of the connecting side to put a new lane in the place of another: connects, sends
+// a kRejoin, and stops using the old one only when the peer has agreed. Belongs to the connection's
 // home loop; shared between the LaneHealth and its callbacks in flight.
 class Rejoin final : public std::enable_shared_from_this<Rejoin>, private session::HandshakeUser {
  public:
