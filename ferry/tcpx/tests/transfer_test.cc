@@ -461,13 +461,15 @@ class Alone {
     ASSERT_TRUE(Must(receive->Receive({target.data(), bytes, 0, received->mr()})));
     ASSERT_TRUE(Must(send->Send({source.get(), bytes, 0, sent->mr()})));
   }
+  // Returns when both ends are done: the sender may read its memory until its own is.
   ReceiveComm::Arrival Await() {
     ReceiveComm::Arrival arrival;
-    for (const Deadline deadline = Soon(); !arrival.done && !deadline.expired();) {
-      (void)Must(send->Test());
-      arrival = Must(receive->Test());
+    bool done = false;
+    for (const Deadline deadline = Soon(); !(done && arrival.done) && !deadline.expired();) {
+      if (!done) done = Must(send->Test());
+      if (!arrival.done) arrival = Must(receive->Test());
     }
-    EXPECT_TRUE(arrival.done);
+    EXPECT_TRUE(done && arrival.done);
     return arrival;
   }
 
