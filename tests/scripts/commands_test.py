@@ -9,6 +9,7 @@ A block of code in PAGES stands below one of these lines:
 
   <!-- run: shell -->        run by bash, which stops at the first error, with `ferry` in its PATH
   <!-- run: python -->       a whole program
+  <!-- part of: PATH -->     lines of this file, whatever their indentation; "// ..." stands for others
   <!-- not run: REASON -->
 """
 import argparse
@@ -21,8 +22,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md")
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
+PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md", "docs/guides/*.md")
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run|part of): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 SHOWN = ("text",)  # output, which nobody runs
 SECONDS = 120
@@ -38,13 +39,26 @@ def blocks():
             yield place, found["mark"], found["word"], found["language"], found["body"]
 
 
+def stripped(text):
+    return "".join(f"{line.strip()}\n" for line in text.splitlines() if line.strip())
+
+
+def missing(path, body):
+    """The first stretch of a block that the file does not have, or nothing."""
+    text = "\n" + stripped((ROOT / path).read_text(encoding="utf-8")) if (ROOT / path).is_file() else ""
+    return next((part for part in stripped(body).split("// ...\n") if f"\n{part}" not in text), "")
+
+
 def marks():
-    """Sentences about blocks that do not say whether they are run."""
-    for place, mark, word, language, _ in blocks():
+    """Sentences about blocks that do not say whether they are run, or are not in their file."""
+    for place, mark, word, language, body in blocks():
         if language in SHOWN:
             continue
         if mark is None:
             yield f"{place}: write `<!-- run: shell -->` or `<!-- not run: REASON -->` above the block"
+        elif mark == "part of":
+            if lines := missing(word, body):
+                yield f"{place}: {word} does not have these lines:\n{lines}"
         elif mark == "run" and word not in ("shell", "python"):
             yield f"{place}: a block is run by shell or by python, not by {word}"
 

@@ -45,7 +45,7 @@ class UnpackBed {
   }
   // Makes blocks of the message's fragments.
   Status Read(PooledMessage* message);
-  // Of all messages.
+  // Reads every message; returns the list of each.
   Result<std::vector<PlacedList>> ReadAll();
 
   // Overwrites the destinations, so that old contents are not taken for unpacked bytes.

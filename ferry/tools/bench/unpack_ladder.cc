@@ -198,9 +198,8 @@ Status RunUnpackLadder(const UnpackBenchJob& job) {
   if (!job.json) {
     PrintLine(
         "theirs: \"Why is my unpack kernel slow\", whose machine waited 48 ms for each chunk.\n"
-        "A wait takes as long as the work before it: microseconds, where the copy of a chunk "
-        "does.\n"
-        "Streams, memory and waits then cost a few times the copy, and the steps are smaller.");
+        "A wait takes as long as the work before it. Where a chunk's copy takes microseconds,\n"
+        "only the driver's calls are left to save, and the steps are smaller.");
   }
   return Ok();
 }
