@@ -15,7 +15,7 @@
 //   while these are copied.
 // Thread blocks wait for others of their grid, which need not all be resident. Therefore roles are
 // given by a ticket, not by the block's index: the readers are those that run first.
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 constexpr unsigned kWarps = kRowsThreads / cuda::prim::kWarpThreads;
@@ -323,4 +323,4 @@ Status LaunchRowsKernel(cuda::StreamRef stream, const void* arguments) {
   return cuda::Launch(stream, kRowsKernel.name, config, RowsKernel, given);
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx
