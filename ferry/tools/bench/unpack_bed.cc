@@ -92,7 +92,7 @@ Result<bool> UnpackBed::IsUnpacked() {
   FERRY_TRY(Move(CopyKind::kDeviceToHost, host_.data(), target_.data(), job_.bytes));
   for (const PooledMessage& message : messages_) {
     const std::byte* const begin = host_.bytes().data() + message.run.offset;
-    for (const Fragment& fragment : message.fragments) {
+    for (const tcpx::Fragment& fragment : message.fragments) {
       if (std::memcmp(begin + fragment.dst, source_.data() + fragment.src, fragment.len) != 0) {
         return false;
       }

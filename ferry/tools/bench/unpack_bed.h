@@ -16,8 +16,8 @@ namespace ferry::tools {
 
 // A message in the pool, and what an unpacker is told of it.
 struct PooledMessage {
-  std::vector<Fragment> fragments;
-  PostedRun run;
+  std::vector<tcpx::Fragment> fragments;
+  tcpx::PostedRun run;
   std::vector<Block> blocks;  // of the last Read()
 };
 
@@ -36,7 +36,7 @@ class UnpackBed {
                                                    FragmentOrder order = FragmentOrder::kShuffled);
 
   std::vector<PooledMessage>& messages() noexcept { return messages_; }
-  PostedReceive ReceiveOf(const PooledMessage& message) const noexcept {
+  tcpx::PostedReceive ReceiveOf(const PooledMessage& message) const noexcept {
     return {pool_.size(), message.run.bytes, {&message.run, 1}};
   }
   // With the blocks of the last Read().
@@ -63,7 +63,7 @@ class UnpackBed {
   cuda::DeviceApi* const api_;
   const BenchJob job_;
   std::vector<PooledMessage> messages_;
-  FragmentReader reader_;
+  tcpx::FragmentReader reader_;
   std::vector<std::byte> source_;  // what the pool holds
   cuda::Stream stream_;
   cuda::DeviceBuffer pool_;

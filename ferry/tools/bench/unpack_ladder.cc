@@ -42,23 +42,23 @@ Result<std::unique_ptr<UnpackLadder>> UnpackLadder::Create(cuda::DeviceApi* api,
   std::unique_ptr<UnpackLadder> ladder(new UnpackLadder(api, bed));
   FERRY_TRY_ASSIGN(ladder->chunks_, bed->ReadAll());
   const std::size_t count = ladder->chunks_.size();
-  if (count > kMaxUnpackBatches) {
+  if (count > tcpx::kMaxUnpackBatches) {
     return Error(Code::kInvalidArgument,
                  fmt::format("--size makes {} chunks, and --ladder takes at most {}; give 4MiB",
-                             count, kMaxUnpackBatches));
+                             count, tcpx::kMaxUnpackBatches));
   }
   FERRY_TRY_ASSIGN(const auto facts, api->Describe(ordinal));
-  UnpackerOptions options;
+  tcpx::UnpackerOptions options;
   options.most_batches = static_cast<std::uint32_t>(count);
   for (const PlacedList& chunk : ladder->chunks_) {
     FERRY_TRY_ASSIGN(auto descriptors, ladder->Describe(ordinal, chunk, DeviceGroups(facts)));
     ladder->descriptors_.push_back(std::move(descriptors));
   }
   FERRY_TRY_ASSIGN(ladder->stream_, api->CreateStream(ordinal, cuda::StreamPriority::kHigh));
-  options.by = UnpackBy::kKernel;
-  FERRY_TRY_ASSIGN(ladder->kernel_, Unpacker::Create(api, ordinal, options));
-  options.by = UnpackBy::kDma;
-  FERRY_TRY_ASSIGN(ladder->engine_, Unpacker::Create(api, ordinal, options));
+  options.by = tcpx::UnpackBy::kKernel;
+  FERRY_TRY_ASSIGN(ladder->kernel_, tcpx::Unpacker::Create(api, ordinal, options));
+  options.by = tcpx::UnpackBy::kDma;
+  FERRY_TRY_ASSIGN(ladder->engine_, tcpx::Unpacker::Create(api, ordinal, options));
   return ladder;
 }
 

@@ -55,8 +55,8 @@ class UnpackLadder {
   std::vector<Descriptors> descriptors_;  // of each chunk
   cuda::Stream stream_;
   std::vector<cuda::DeviceBuffer> launched_;  // memory for descriptors that the GPU may still read
-  std::unique_ptr<Unpacker> kernel_;
-  std::unique_ptr<Unpacker> engine_;
+  std::unique_ptr<tcpx::Unpacker> kernel_;
+  std::unique_ptr<tcpx::Unpacker> engine_;
 };
 
 }  // namespace ferry::tools

@@ -111,7 +111,7 @@ TEST_F(UnpackLadderTest, EveryRungUnpacksEveryByte) {
 }
 
 TEST_F(UnpackLadderTest, MoreChunksThanABatchMayBeInFlightAreRefused) {
-  job_.bytes = (kMaxUnpackBatches + 1) * kChunkBytes;
+  job_.bytes = (tcpx::kMaxUnpackBatches + 1) * kChunkBytes;
   const auto bed = UnpackBed::Create(devices_.get(), job_, kChunkBytes, kFragmentBytes);
   ASSERT_TRUE(bed);
   const auto ladder = UnpackLadder::Create(devices_.get(), 0, bed->get());

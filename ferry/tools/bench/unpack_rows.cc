@@ -49,15 +49,15 @@ class RowsBench {
  private:
   // Messages as long as their rows allow, whose rows lie in pinned memory as a plugin's do.
   Status Fill(std::uint64_t fragment_bytes, FragmentOrder order) {
-    FERRY_TRY_ASSIGN(
-        bed_, UnpackBed::Create(api_, job_, kMaxFragments * fragment_bytes, fragment_bytes, order));
+    FERRY_TRY_ASSIGN(bed_, UnpackBed::Create(api_, job_, tcpx::kMaxFragments * fragment_bytes,
+                                             fragment_bytes, order));
     std::size_t count = 0;
     for (const PooledMessage& message : bed_->messages()) count += message.fragments.size();
-    FERRY_TRY_ASSIGN(rows_, api_->AllocatePinned(job_.ordinal, count * sizeof(Fragment)));
+    FERRY_TRY_ASSIGN(rows_, api_->AllocatePinned(job_.ordinal, count * sizeof(tcpx::Fragment)));
     FERRY_TRY_ASSIGN(const Place place, Place::OnHost(*api_, job_.ordinal, rows_.data()));
     requests_.clear();
-    auto* rows = static_cast<Fragment*>(rows_.data());
-    const auto* mapped = cuda::PointerTo<const Fragment>(place.mapped);
+    auto* rows = static_cast<tcpx::Fragment*>(rows_.data());
+    const auto* mapped = cuda::PointerTo<const tcpx::Fragment>(place.mapped);
     for (const PooledMessage& message : bed_->messages()) {
       const std::size_t here = message.fragments.size();
       std::copy(message.fragments.begin(), message.fragments.end(), rows);
@@ -72,12 +72,12 @@ class RowsBench {
   Status MakeWays(std::uint64_t count) {
     FERRY_TRY_ASSIGN(stream_, api_->CreateStream(job_.ordinal, cuda::StreamPriority::kHigh));
     FERRY_TRY_ASSIGN(end_, api_->CreateEvent(job_.ordinal, cuda::EventTiming::kOff));
-    UnpackerOptions options;
+    tcpx::UnpackerOptions options;
     // Room for two calls of blocks, which may be cut.
-    const std::uint64_t cut = job_.bytes / kUnpackPiece;
+    const std::uint64_t cut = job_.bytes / tcpx::kUnpackPiece;
     options.most_pieces =
         std::max(options.most_pieces, 2 * (count + cut + bed_->messages().size()));
-    FERRY_TRY_ASSIGN(unpacker_, Unpacker::Create(api_, job_.ordinal, options));
+    FERRY_TRY_ASSIGN(unpacker_, tcpx::Unpacker::Create(api_, job_.ordinal, options));
     FERRY_TRY_ASSIGN(const std::vector<PlacedList> lists, bed_->ReadAll());
     FERRY_TRY_ASSIGN(prepared_, PrepareCopy(api_, job_.ordinal, cuda::CopyKind::kDeviceToDevice,
                                             lists, PrepareOptions{}));
@@ -105,7 +105,7 @@ class RowsBench {
       if (deadline.expired()) return Error(Code::kTimedOut, "unpacking did not end in a minute");
     }
     const double seconds = Seconds(Clock::now() - begin) / calls;
-    for (const RefusedRows& refused : unpacker_->TakeRefused(ticket)) return refused.error;
+    for (const tcpx::RefusedRows& refused : unpacker_->TakeRefused(ticket)) return refused.error;
     return seconds;
   }
 
@@ -187,9 +187,9 @@ class RowsBench {
   cuda::Stream stream_;
   cuda::Event end_;
   cuda::PinnedBuffer rows_;
-  std::vector<RowsRequest> requests_;
+  std::vector<tcpx::RowsRequest> requests_;
   std::unique_ptr<PreparedCopy> prepared_;  // these two go before the memory that they use
-  std::unique_ptr<Unpacker> unpacker_;
+  std::unique_ptr<tcpx::Unpacker> unpacker_;
   double one_[kWays]{};   // seconds of a call alone
   double many_[kWays]{};  // of each of kCalls
   double launch_seconds_ = 0;
