@@ -20,7 +20,7 @@ class Struck {
  public:
   explicit Struck(const std::string& fault)
       : plugin_(Faulty(fault + "@2")), pair_(plugin_, 200'000) {
-    tcpx::Request* const first = pair_.Exchange(kMessage);
+    layout::Request* const first = pair_.Exchange(kMessage);
     if (first == nullptr) return;
     EXPECT_EQ(pair_.Unpack(first), kMessage) << "the first receive is a good one";
     EXPECT_EQ(std::memcmp(pair_.source(), pair_.target(), kMessage), 0);
@@ -44,15 +44,15 @@ class Struck {
   Struck& operator=(const Struck&) = delete;
 
   const Pair& pair() const { return pair_; }
-  const tcpx::Request* request() const { return request_; }
-  const std::vector<tcpx::Fragment>& fragments() const { return fragments_; }
+  const layout::Request* request() const { return request_; }
+  const std::vector<Fragment>& fragments() const { return fragments_; }
   std::size_t bytes() const { return bytes_; }
 
  private:
   Instance plugin_;
   Pair pair_;
-  tcpx::Request* request_ = nullptr;
-  std::vector<tcpx::Fragment> fragments_;
+  layout::Request* request_ = nullptr;
+  std::vector<Fragment> fragments_;
   std::size_t bytes_ = 0;
 };
 
@@ -127,8 +127,8 @@ TEST(StandinFault, BadRowPointsToAnotherRow) {
 TEST(StandinFault, StuckCountIsNeverDone) {
   const Instance plugin = Faulty("stuck_count");
   Pair pair(plugin, kMessage);
-  tcpx::Request* const receive = pair.Receive(0, kMessage);
-  tcpx::Request* const send = pair.Send(0, kMessage);
+  layout::Request* const receive = pair.Receive(0, kMessage);
+  layout::Request* const send = pair.Send(0, kMessage);
   EXPECT_EQ(pair.Wait(send), 1);
   for (int after = 0; after < 100; after += receive->size_pending == 0 ? 1 : 0) {
     ASSERT_EQ(pair.Test(receive), 0);
@@ -160,7 +160,7 @@ TEST(StandinFault, CallsFailWhenAskedTo) {
   {
     const Instance plugin = Faulty("test_rc2@3");
     Pair pair(plugin, kMessage);
-    tcpx::Request* const request = pair.Receive(0, 10);
+    layout::Request* const request = pair.Receive(0, 10);
     EXPECT_EQ(pair.Test(request), 0);
     EXPECT_EQ(pair.Test(request), 0);
     EXPECT_EQ(pair.Test(request), -abi::kSystemError);
@@ -170,11 +170,11 @@ TEST(StandinFault, CallsFailWhenAskedTo) {
 TEST(StandinFault, HalfCloseFailsBothEnds) {
   const Instance plugin = Faulty("half_close@2");
   Pair pair(plugin, kMessage);
-  tcpx::Request* const first = pair.Exchange(kMessage);
+  layout::Request* const first = pair.Exchange(kMessage);
   ASSERT_NE(first, nullptr);
   EXPECT_EQ(pair.Consume(first), abi::kSuccess);
-  tcpx::Request* const receive = pair.Receive(0, kMessage);
-  tcpx::Request* const send = pair.Send(0, kMessage);
+  layout::Request* const receive = pair.Receive(0, kMessage);
+  layout::Request* const send = pair.Send(0, kMessage);
   EXPECT_EQ(pair.Wait(send), -abi::kSystemError);
   EXPECT_EQ(pair.Wait(receive), -abi::kSystemError);
 }
@@ -182,7 +182,7 @@ TEST(StandinFault, HalfCloseFailsBothEnds) {
 TEST(StandinFault, APeerThatHasGoneIsNoticed) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMessage);
-  tcpx::Request* const receive = pair.Receive(0, kMessage);
+  layout::Request* const receive = pair.Receive(0, kMessage);
   EXPECT_EQ(pair.Test(receive), 0);
   pair.CloseSend();
   EXPECT_EQ(pair.Wait(receive), -abi::kSystemError);
@@ -193,7 +193,7 @@ TEST(StandinFault, ASlowPeerDelaysEachMessage) {
   Pair pair(plugin, kMessage);
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 3; ++i) {
-    tcpx::Request* const request = pair.Exchange(kMessage);
+    layout::Request* const request = pair.Exchange(kMessage);
     ASSERT_NE(request, nullptr);
     EXPECT_EQ(pair.Consume(request), abi::kSuccess);
   }

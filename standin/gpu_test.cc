@@ -118,7 +118,7 @@ void CarryEveryCut(const char* gpu) {
     const Instance plugin = OnGpu(fragments, gpu);
     Pair pair(plugin, kBytes, &device);
     for (std::size_t at = 0; at < kBytes; at += kPiece) {
-      tcpx::Request* const receive = pair.Receive(at, kPiece);
+      layout::Request* const receive = pair.Receive(at, kPiece);
       ASSERT_EQ(pair.Wait(receive, pair.Send(at, kPiece)), 1);
       ASSERT_EQ(pair.Unpack(receive), kPiece);
       ASSERT_EQ(pair.Consume(receive), abi::kSuccess);
@@ -141,7 +141,7 @@ TEST(StandinGpu, CarriesPagesThatAreSpread) {
                                                  {"SPREAD", "3"}});
   Pair pair(plugin, kBytes, &device);
   for (std::size_t at = 0; at < kBytes; at += kPiece) {
-    tcpx::Request* const receive = pair.Receive(at, kPiece);
+    layout::Request* const receive = pair.Receive(at, kPiece);
     ASSERT_EQ(pair.Wait(receive, pair.Send(at, kPiece)), 1);
     ASSERT_EQ(pair.Unpack(receive), kPiece);
     ASSERT_EQ(pair.Consume(receive), abi::kSuccess);
@@ -156,12 +156,12 @@ TEST(StandinGpu, PoisonsWhatIsConsumed) {
   DriverDevice device;
   const Instance plugin = OnGpu("4096");
   Pair pair(plugin, kPiece, &device);
-  tcpx::Request* const request = pair.Exchange(kPiece);
+  layout::Request* const request = pair.Exchange(kPiece);
   ASSERT_NE(request, nullptr);
   const auto fragments = pair.FragmentsOf(request);
   EXPECT_EQ(pair.Consume(request), abi::kSuccess);
   EXPECT_EQ(plugin.PagesInUse(), 0U);
-  for (const tcpx::Fragment& one : fragments) {
+  for (const Fragment& one : fragments) {
     std::vector<std::byte> there(one.len);
     device.Read(there.data(), pair.unpack().bounce_pool + one.src, one.len);
     EXPECT_EQ(there, std::vector<std::byte>(one.len, std::byte{0xDB}));

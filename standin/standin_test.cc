@@ -35,8 +35,8 @@ struct Transfer {
   std::size_t jumps = 0;
   std::size_t fragments = 0;
 
-  std::deque<tcpx::Request*> sends = {};
-  std::deque<tcpx::Request*> receives = {};
+  std::deque<layout::Request*> sends = {};
+  std::deque<layout::Request*> receives = {};
   std::size_t sent = 0;
   std::size_t posted = 0;
   std::size_t received = 0;
@@ -56,7 +56,7 @@ struct Transfer {
   }
 
   bool TakeOldest() {
-    tcpx::Request* const oldest = receives.front();
+    layout::Request* const oldest = receives.front();
     const std::size_t before = receives.size();
     if (!Step(&receives)) return false;
     if (receives.size() == before) return true;
@@ -66,15 +66,15 @@ struct Transfer {
   }
 
   // Tests the oldest, and takes it away when it is done.
-  bool Step(std::deque<tcpx::Request*>* requests) const {
+  bool Step(std::deque<layout::Request*>* requests) const {
     const int outcome = requests->front() == nullptr ? -1 : pair.Test(requests->front());
     if (outcome == 1) requests->pop_front();
     return outcome >= 0;
   }
 
-  void CountJumps(const tcpx::Request* request) {
+  void CountJumps(const layout::Request* request) {
     std::uint64_t expected = 0;
-    for (const tcpx::Fragment& one : pair.FragmentsOf(request)) {
+    for (const Fragment& one : pair.FragmentsOf(request)) {
       if (one.dst != expected) ++jumps;
       expected = one.dst + one.len;
       ++fragments;
@@ -161,7 +161,7 @@ TEST(Standin, LaysOutRequestsAndRowsAsTheOriginal) {
   Pair pair(plugin, kMiB);
   EXPECT_EQ(pair.unpack().head, ~std::uint64_t{0});
   for (std::uint64_t number = 0; number < 40; ++number) {
-    tcpx::Request* const request = pair.Exchange(10'000);
+    layout::Request* const request = pair.Exchange(10'000);
     ASSERT_NE(request, nullptr);
     EXPECT_EQ(request->comm, pair.recv_comm());
     EXPECT_EQ(request->data, pair.target());
@@ -170,7 +170,7 @@ TEST(Standin, LaysOutRequestsAndRowsAsTheOriginal) {
     EXPECT_EQ(request->size, 10'000);
     EXPECT_EQ(request->size_pending, 0);
     EXPECT_TRUE(request->active);
-    EXPECT_EQ(request->row, number % tcpx::kRows);
+    EXPECT_EQ(request->row, number % layout::kRows);
     EXPECT_EQ(request->fragments, pair.unpack().meta->rows[request->row]);
     EXPECT_EQ(request->count, &pair.unpack().meta->counts[request->row]);
     EXPECT_EQ(request->count_so_far, 7U);
@@ -182,7 +182,7 @@ TEST(Standin, LaysOutRequestsAndRowsAsTheOriginal) {
 TEST(Standin, ARowHasAtMost2047Fragments) {
   const Instance plugin = Instance::Initialized({{"FRAGMENTS", "64"}});
   Pair pair(plugin, kMiB);
-  tcpx::Request* request = pair.Exchange(std::size_t{2047} * 64);
+  layout::Request* request = pair.Exchange(std::size_t{2047} * 64);
   ASSERT_NE(request, nullptr);
   EXPECT_EQ(pair.FragmentsOf(request).size(), 2047U);
   EXPECT_EQ(pair.Consume(request), abi::kSuccess);
@@ -197,7 +197,7 @@ TEST(Standin, ARowHasAtMost2047Fragments) {
 TEST(Standin, PagesLieTogetherWhenAskedFor) {
   const Instance plugin = Instance::Initialized({{"TOGETHER", "8"}});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const request = pair.Exchange(20 * 4096 + 100);
+  layout::Request* const request = pair.Exchange(20 * 4096 + 100);
   ASSERT_NE(request, nullptr);
   auto fragments = pair.FragmentsOf(request);
   std::sort(fragments.begin(), fragments.end(),
@@ -214,7 +214,7 @@ TEST(Standin, TheLastFragmentIsTinyWhenAskedFor) {
   const Instance plugin = Instance::Initialized({{"FRAGMENTS", "tiny"}});
   Pair pair(plugin, kMiB);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, kMiB}) {
-    tcpx::Request* const request = pair.Exchange(bytes);
+    layout::Request* const request = pair.Exchange(bytes);
     ASSERT_NE(request, nullptr);
     const auto fragments = pair.FragmentsOf(request);
     const auto last = std::max_element(fragments.begin(), fragments.end(),
@@ -227,8 +227,8 @@ TEST(Standin, TheLastFragmentIsTinyWhenAskedFor) {
 TEST(Standin, AReceiveMayBeLargerThanWhatIsSent) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const receive = pair.Receive(0, kMiB);
-  tcpx::Request* const send = pair.Send(0, 5000);
+  layout::Request* const receive = pair.Receive(0, kMiB);
+  layout::Request* const send = pair.Send(0, 5000);
   EXPECT_EQ(pair.Wait(receive, send), 1);
   EXPECT_EQ(receive->size, 5000);
   EXPECT_EQ(pair.Unpack(receive), 5000U);
@@ -238,8 +238,8 @@ TEST(Standin, AReceiveMayBeLargerThanWhatIsSent) {
 TEST(Standin, ASendMayBeLargerThanTheReceiveAsInTheOriginal) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const receive = pair.Receive(0, 5000);
-  tcpx::Request* const send = pair.Send(0, 9000);
+  layout::Request* const receive = pair.Receive(0, 5000);
+  layout::Request* const send = pair.Send(0, 9000);
   EXPECT_EQ(pair.Wait(receive, send), 1);
   EXPECT_EQ(receive->size, 9000);
   EXPECT_EQ(pair.Consume(receive), abi::kSuccess);
@@ -250,9 +250,9 @@ TEST(Standin, AReceiveOfNothingNeedsConsuming) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
   for (std::uint64_t number = 0; number < 20; ++number) {
-    tcpx::Request* const request = pair.Exchange(number % 2 == 0 ? 0 : 100);
+    layout::Request* const request = pair.Exchange(number % 2 == 0 ? 0 : 100);
     ASSERT_NE(request, nullptr);
-    EXPECT_EQ(request->row, number % tcpx::kRows);
+    EXPECT_EQ(request->row, number % layout::kRows);
     EXPECT_EQ(pair.FragmentsOf(request).size(), number % 2);
     EXPECT_EQ(pair.Consume(request), abi::kSuccess);
   }
@@ -304,7 +304,7 @@ TEST(Standin, TwoProcessesMeetByTheHandle) {
 TEST(Standin, SpreadsThePagesOfARun) {
   const Instance plugin = Instance::Initialized({{"TOGETHER", "8"}, {"SPREAD", "2"}});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const request = pair.Exchange(kMiB / 2);
+  layout::Request* const request = pair.Exchange(kMiB / 2);
   ASSERT_NE(request, nullptr);
   auto fragments = pair.FragmentsOf(request);
   ASSERT_EQ(fragments.size(), kMiB / 2 / 4096);
@@ -326,7 +326,7 @@ TEST(Standin, TheSameSeedCutsTheSameFragments) {
   for (const char* seed : {"5", "5", "6"}) {
     const Instance plugin = Instance::Initialized({{"FRAGMENTS", "random"}, {"SEED", seed}});
     Pair pair(plugin, kMiB);
-    tcpx::Request* const request = pair.Exchange(kMiB);
+    layout::Request* const request = pair.Exchange(kMiB);
     ASSERT_NE(request, nullptr);
     auto& mine = lengths.emplace_back();
     for (const auto& one : pair.FragmentsOf(request)) mine.push_back(one.len);
@@ -351,11 +351,11 @@ void ExpectMisuse(const Instance& plugin, const char* words) {
 TEST(StandinMisuse, WhatIsConsumedBeforeItIsCopiedIsPoison) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const request = pair.Exchange(kChunk);
+  layout::Request* const request = pair.Exchange(kChunk);
   ASSERT_NE(request, nullptr);
   const auto fragments = pair.FragmentsOf(request);
   EXPECT_EQ(pair.Consume(request), abi::kSuccess);
-  for (const tcpx::Fragment& one : fragments) {
+  for (const Fragment& one : fragments) {
     const std::vector<std::byte> there(pair.unpack().bounce_pool + one.src,
                                        pair.unpack().bounce_pool + one.src + one.len);
     EXPECT_EQ(there, std::vector<std::byte>(one.len, std::byte{0xDB}));
@@ -365,12 +365,12 @@ TEST(StandinMisuse, WhatIsConsumedBeforeItIsCopiedIsPoison) {
 TEST(StandinMisuse, ConsumesOutOfTurnAreReported) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const early = pair.Receive(0, 100);
+  layout::Request* const early = pair.Receive(0, 100);
   EXPECT_EQ(pair.Consume(early), abi::kInternalError);
   ExpectMisuse(plugin, "not done, or was consumed before");
-  tcpx::Request* const send = pair.Send(0, 100);
+  layout::Request* const send = pair.Send(0, 100);
   EXPECT_EQ(pair.Wait(early, send), 1);
-  tcpx::Request* const second = pair.Exchange(200);
+  layout::Request* const second = pair.Exchange(200);
   ASSERT_NE(second, nullptr);
   EXPECT_EQ(pair.Consume(second), abi::kInternalError);
   ExpectMisuse(plugin, "not the oldest");
@@ -389,8 +389,8 @@ TEST(StandinMisuse, ConsumesOutOfTurnAreReported) {
 TEST(StandinMisuse, OnlyTheOldestIsTestedOnceBytesMove) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const first = pair.Send(0, 100);
-  tcpx::Request* const second = pair.Send(0, 100);
+  layout::Request* const first = pair.Send(0, 100);
+  layout::Request* const second = pair.Send(0, 100);
   EXPECT_EQ(pair.Test(first), 0) << "both are with the sockets now";
   EXPECT_EQ(pair.Test(second), -abi::kInternalError);
   ExpectMisuse(plugin, "test of a request that is not the oldest");
@@ -403,7 +403,7 @@ TEST(StandinMisuse, OnlyTheOldestIsTestedOnceBytesMove) {
 TEST(StandinMisuse, ARequestThatWasReportedIsNotTestedAgain) {
   const Instance plugin = Instance::Initialized({});
   Pair pair(plugin, kMiB);
-  tcpx::Request* const request = pair.Exchange(100);
+  layout::Request* const request = pair.Exchange(100);
   ASSERT_NE(request, nullptr);
   EXPECT_EQ(pair.Test(request), -abi::kInternalError);
   ExpectMisuse(plugin, "has been reported as done");
@@ -494,9 +494,9 @@ TEST(StandinMisuse, MemoryOfTheHostCanBeSentButNotReceivedInto) {
   EXPECT_EQ(plugin->irecv(pair.recv_comm(), 1, &data, &bytes, &tag, &recv_mr, &request),
             abi::kInternalError);
   ExpectMisuse(plugin, "memory of the host's");
-  tcpx::Request* const receive = pair.Receive(0, 1000);
+  layout::Request* const receive = pair.Receive(0, 1000);
   ASSERT_EQ(plugin->isend(pair.send_comm(), here, 1000, 0, send_mr, &request), abi::kSuccess);
-  EXPECT_EQ(pair.Wait(receive, static_cast<tcpx::Request*>(request)), 1);
+  EXPECT_EQ(pair.Wait(receive, static_cast<layout::Request*>(request)), 1);
   EXPECT_EQ(pair.Unpack(receive), 1000U);
   EXPECT_EQ(std::memcmp(pair.target(), here, 1000), 0);
   EXPECT_EQ(pair.Consume(receive), abi::kSuccess);
@@ -518,7 +518,7 @@ TEST(StandinMisuse, NothingIsUsedAfterItsEnd) {
   ExpectMisuse(plugin, "closeListen of a listen comm that was closed");
   void* const closed = pair.send_comm();
   void* const mr = pair.send_mr();
-  tcpx::Request* const request = pair.Send(0, 100);
+  layout::Request* const request = pair.Send(0, 100);
   pair.CloseSend();
   EXPECT_EQ(plugin.Misuses(), 0U);
   void* unused = nullptr;

@@ -23,7 +23,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 
 constexpr const char* kPluginVariable = "NCCL_NET_PLUGIN";
 

@@ -19,7 +19,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 
 constexpr unsigned long kInitFlag = 1;
 constexpr unsigned long kNetFlag = 16;

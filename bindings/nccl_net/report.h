@@ -13,7 +13,7 @@ namespace ferry::nccl_net {
 
 // Sets the destination of all lines from now on; NCCL's logger outlives the process's use of the
 // plugin. Any thread.
-void SetLogger(net::plugin::abi::Logger logger) noexcept;
+void SetLogger(net::nccl_abi::Logger logger) noexcept;
 
 // The address of NCCL's logger, as an address in NCCL's code. Null before SetLogger().
 const void* CodeOfNccl() noexcept;

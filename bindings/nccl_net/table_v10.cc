@@ -19,7 +19,7 @@ int ConnectV10(int device, abi::CommConfig* /*config*/, void* handle, void** sen
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV10 ncclNetPlugin_v10 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV10 ncclNetPlugin_v10 = {
     .name = ferry::nccl_net::kPluginName,
     .init = ferry::nccl_net::InitV10,
     .devices = ferry::nccl_net::Devices,

@@ -4,7 +4,7 @@
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV11 ncclNetPlugin_v11 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV11 ncclNetPlugin_v11 = {
     .name = ferry::nccl_net::kPluginName,
     .init = ferry::nccl_net::InitInContext,
     .devices = ferry::nccl_net::Devices,

@@ -4,7 +4,7 @@
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV12 ncclNetPlugin_v12 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV12 ncclNetPlugin_v12 = {
     .name = ferry::nccl_net::kPluginName,
     .init = ferry::nccl_net::InitInContext,
     .devices = ferry::nccl_net::Devices,

@@ -14,7 +14,7 @@ int RegMrV7(void* comm, void* data, int bytes, int kind, void** mr) {
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV7 ncclNetPlugin_v7 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV7 ncclNetPlugin_v7 = {
     .name = ferry::nccl_net::kPluginName,
     .init = ferry::nccl_net::InitUntuned,
     .devices = ferry::nccl_net::Devices,

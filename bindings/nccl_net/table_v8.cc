@@ -4,7 +4,7 @@
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV8 ncclNetPlugin_v8 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV8 ncclNetPlugin_v8 = {
     .name = ferry::nccl_net::kPluginName,
     .init = ferry::nccl_net::InitUntuned,
     .devices = ferry::nccl_net::Devices,

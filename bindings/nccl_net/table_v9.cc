@@ -12,7 +12,7 @@ int InitV9(abi::Logger logger) { return InitOnce(22400, logger); }
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV9 ncclNetPlugin_v9 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV9 ncclNetPlugin_v9 = {
     .name = ferry::nccl_net::kPluginName,
     .init = ferry::nccl_net::InitV9,
     .devices = ferry::nccl_net::Devices,

@@ -11,7 +11,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 
 // All-reduce on two H200: 64 KiB took 63 to 74 us over two channels and 205 to 240 over eight,
 // probably because each message costs the proxy's thread as much as a larger one; 1 MiB took 238

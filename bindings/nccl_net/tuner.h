@@ -12,8 +12,7 @@ namespace ferry::nccl_net {
 // ncclTuner_v4_t, which NCCL 2.24 and later ask (src/include/plugin/tuner of NCCL's).
 struct TunerV4 {
   const char* name;
-  int (*init)(std::size_t ranks, std::size_t nodes, net::plugin::abi::Logger logger,
-              void** context);
+  int (*init)(std::size_t ranks, std::size_t nodes, net::nccl_abi::Logger logger, void** context);
   // `costs`: of each algorithm with each protocol, by algorithm first; negative values exclude a
   // choice.
   int (*get_coll_info)(void* context, int collective, std::size_t bytes, int operations,

@@ -19,7 +19,7 @@
 // Little-endian. A frame of another version ends its lane.
 namespace ferry::nccl_net {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 
 inline constexpr std::uint16_t kWireVersion = 7;
 // From this version on, handles begin alike in all versions, and hello frames from version 7 on, so

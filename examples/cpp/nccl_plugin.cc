@@ -15,12 +15,12 @@
 
 namespace {
 
-namespace abi = ferry::net::plugin::abi;
-namespace tcpx = ferry::net::plugin::tcpx;
+namespace abi = ferry::net::nccl_abi;
+namespace tcpx = ferry::tcpx;
 using ferry::Code, ferry::Error, ferry::Status;
 
 constexpr int kBytes = 1 << 20;
-alignas(tcpx::kRegistrationAlignment) std::byte source[kBytes], target[kBytes];
+alignas(tcpx::layout::kRegistrationAlignment) std::byte source[kBytes], target[kBytes];
 
 void Log(int level, unsigned long, const char*, int, const char* format, ...) {
   if (level == abi::kLogWarn) std::fprintf(stderr, "plugin warns: %s\n", format);
@@ -45,13 +45,15 @@ Status Poll(const char* call, Step step) {
 // Copies the first message, whose pieces are in row 0, from the pool. With GPUDirect-TCPX itself
 // `device.handle` and the pool are GPU memory; the stand-in's are host memory.
 Status Unpack(const abi::DeviceHandle& device) {
-  const auto& handle = *static_cast<const tcpx::UnpackHandle*>(device.handle);
+  const auto& handle = *static_cast<const tcpx::layout::UnpackHandle*>(device.handle);
   const std::uint64_t count = std::atomic_ref(handle.meta->counts[0]).load();
-  if (count > tcpx::kRowFragments) return Error(Code::kCorrupt, "more pieces than a row has");
-  const ferry::PostedRun all{0, kBytes};
+  if (count > tcpx::layout::kRowFragments) {
+    return Error(Code::kCorrupt, "more pieces than a row has");
+  }
+  const tcpx::PostedRun all{0, kBytes};
   std::vector<ferry::Block> blocks;
-  FERRY_TRY(ferry::FragmentReader().Read({handle.meta->rows[0], count},
-                                         {std::uint64_t{1} << 32, kBytes, {&all, 1}}, &blocks));
+  FERRY_TRY(tcpx::FragmentReader().Read({handle.meta->rows[0], count},
+                                        {std::uint64_t{1} << 32, kBytes, {&all, 1}}, &blocks));
   for (const auto& [dst, src, len] : blocks) {
     std::memcpy(target + dst, handle.bounce_pool + src, len);
   }

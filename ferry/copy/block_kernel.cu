@@ -10,13 +10,13 @@ namespace {
 template <bool kWords>
 __device__ __forceinline__ void CopyBlock(std::uint64_t dst, std::uint64_t src, std::uint64_t len,
                                           unsigned lane) {
-  prim::NoSum none;
+  cuda::prim::NoSum none;
   if constexpr (kWords) {
     // Addresses are passed as numbers.
-    prim::CopyWords(reinterpret_cast<uint4*>(dst), reinterpret_cast<const uint4*>(src), len / 16,
-                    lane, none);
+    cuda::prim::CopyWords(reinterpret_cast<uint4*>(dst), reinterpret_cast<const uint4*>(src),
+                          len / 16, lane, none);
   } else {
-    prim::WarpCopy(dst, src, len, lane, none);
+    cuda::prim::WarpCopy(dst, src, len, lane, none);
   }
 }
 
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kBlockKernelThreads, GroupsAtOnce(kWords))
     BlockKernel(const PackedBlock* blocks, std::uint32_t count, std::uint64_t dst_shift,
                 std::uint64_t src_shift) {
   __shared__ uint4 held[kBlockKernelThreads];
-  const unsigned lane = threadIdx.x % prim::kWarpThreads;
+  const unsigned lane = threadIdx.x % cuda::prim::kWarpThreads;
   ForEachBlock(blocks, count, held, [&](std::uint64_t dst, std::uint64_t src, std::uint64_t len) {
     CopyBlock<kWords>(dst + dst_shift, src + src_shift, len, lane);
   });

@@ -9,7 +9,7 @@
 namespace ferry {
 
 // The blocks of a thread block's warps in one round are adjacent: each thread reads one of them.
-static_assert(kWarpBlocks == prim::kWarpThreads);
+static_assert(kWarpBlocks == cuda::prim::kWarpThreads);
 
 // A thread block's blocks in a round of `here` blocks.
 struct GroupShare {
@@ -33,8 +33,8 @@ __device__ __forceinline__ uint4 Read(const PackedBlock* blocks, std::uint64_t b
   const GroupShare share = ShareOfGroup(warps, BlocksOfRound(count - base, warps));
   // Bypasses L1: a list in host memory is rewritten between launches.
   return threadIdx.x < share.count
-             ? prim::LoadOnce(reinterpret_cast<const uint4*>(blocks + base + share.first) +
-                              threadIdx.x)
+             ? cuda::prim::LoadOnce(reinterpret_cast<const uint4*>(blocks + base + share.first) +
+                                    threadIdx.x)
              : uint4{};
 }
 
@@ -53,12 +53,12 @@ __device__ __forceinline__ void ForEachBlock(const PackedBlock* blocks, std::uin
   constexpr unsigned kAbove = PackedBlock::kAddressBits;
   const std::uint32_t warps = gridDim.x * kBlockKernelWarps;
   uint4 mine = Read(blocks, 0, count, warps);
-  prim::GridDependencySynchronize();
-  prim::LetNextGridBegin();
+  cuda::prim::GridDependencySynchronize();
+  cuda::prim::LetNextGridBegin();
   for (std::uint64_t base = 0;;) {
     const std::uint32_t here = BlocksOfRound(count - base, warps);
-    const WarpShare share =
-        ShareOf(blockIdx.x * kBlockKernelWarps + threadIdx.x / prim::kWarpThreads, warps, here);
+    const WarpShare share = ShareOf(
+        blockIdx.x * kBlockKernelWarps + threadIdx.x / cuda::prim::kWarpThreads, warps, here);
     const std::uint32_t first = share.first - ShareOfGroup(warps, here).first;
     held[threadIdx.x] = mine;
     __syncthreads();

@@ -9,7 +9,7 @@ namespace ferry {
 namespace {
 
 constexpr unsigned kWordBytes = 16;
-constexpr unsigned kRowBytes = prim::kWarpThreads * kWordBytes;
+constexpr unsigned kRowBytes = cuda::prim::kWarpThreads * kWordBytes;
 // A lane's state is multiplied by x^(8 * kRowBytes) from one of its words to the next. The tables
 // do all of that at once with each word, so that after the last one it is ahead by this many bytes.
 constexpr unsigned kAhead = kRowBytes - kWordBytes;
@@ -83,13 +83,13 @@ class WarpSum {
   }
   __device__ __forceinline__ void EndWords(std::uint64_t at, std::uint64_t words, unsigned lane) {
     if (lane >= words) return;
-    const auto rows = static_cast<std::uint32_t>(words - lane - 1) / prim::kWarpThreads;
+    const auto rows = static_cast<std::uint32_t>(words - lane - 1) / cuda::prim::kWarpThreads;
     AddBefore(state_, at + (lane + 1) * kWordBytes + rows * kRowBytes);
     state_ = 0;
   }
   // The block is complete; the same for all lanes.
   __device__ __forceinline__ void End() {
-    std::uint32_t part = __reduce_xor_sync(prim::kAllLanes, part_);
+    std::uint32_t part = __reduce_xor_sync(cuda::prim::kAllLanes, part_);
     if (multiple_ % kFar != 0) part = CrcMultiply(part, kTables.far[multiple_ % kFar]);
     if (multiple_ >= kFar) part = CrcMultiply(part, kTables.most[multiple_ / kFar]);
     sum_ ^= part;
@@ -126,7 +126,7 @@ __device__ __forceinline__ ListOfWarp FindList(const SumKernelArguments& given, 
                                                unsigned lane) {
   const unsigned mine = lane % kMaxSummed;
   const bool here = at - given.starts[mine] < given.lengths[mine];
-  const unsigned row = __ffs(static_cast<int>(__ballot_sync(prim::kAllLanes, here))) - 1;
+  const unsigned row = __ffs(static_cast<int>(__ballot_sync(cuda::prim::kAllLanes, here))) - 1;
   return {given.starts[row], given.lengths[row], row};
 }
 
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kBlockKernelThreads, 1)
   for (unsigned i = threadIdx.x; i < kTableWords; i += kBlockKernelThreads) {
     reinterpret_cast<uint4*>(&tables)[i] = reinterpret_cast<const uint4*>(&kTables.bytes)[i];
   }
-  const unsigned lane = threadIdx.x % prim::kWarpThreads;
-  const unsigned cell = blockIdx.x * kBlockKernelWarps + threadIdx.x / prim::kWarpThreads;
+  const unsigned lane = threadIdx.x % cuda::prim::kWarpThreads;
+  const unsigned cell = blockIdx.x * kBlockKernelWarps + threadIdx.x / cuda::prim::kWarpThreads;
   WarpSum sum(tables);
   ListOfWarp list;
   const auto write = [&] {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kBlockKernelThreads, 1)
                    list = FindList(given, at, lane);
                  }
                  sum.Begin(static_cast<std::uint32_t>(at - list.start));
-                 prim::WarpCopy(dst, src, len, lane, sum);
+                 cuda::prim::WarpCopy(dst, src, len, lane, sum);
                  sum.End();
                });
   write();

@@ -11,7 +11,7 @@ inline constexpr float kLog2E = 1.4426950408889634F;
 
 // x / (1 + 2^z), for results of 16 bits.
 __device__ __forceinline__ float OverOnePlusExp2(float x, float z) {
-  return x * prim::Reciprocal(1.0F + prim::Exp2(z));
+  return x * cuda::prim::Reciprocal(1.0F + cuda::prim::Exp2(z));
 }
 
 template <class T>

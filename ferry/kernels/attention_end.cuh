@@ -19,8 +19,8 @@ __device__ __forceinline__ RowEnd EndRow(float base, float sum, const float* sin
     const float score = __ldg(sink) * kLog2E;
     const float now = fmaxf(base, score);
     if (now != -INFINITY) {
-      keep = base == -INFINITY ? 0.0F : prim::Exp2(base - now);
-      sum = sum * keep + prim::Exp2(score - now);
+      keep = base == -INFINITY ? 0.0F : cuda::prim::Exp2(base - now);
+      sum = sum * keep + cuda::prim::Exp2(score - now);
       base = now;
     }
   }

@@ -13,6 +13,8 @@
 
 namespace ferry::kernels {
 
+namespace prim = cuda::prim;
+
 using Bfloat16 = __nv_bfloat16;
 using Float16 = __half;
 

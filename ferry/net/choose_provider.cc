@@ -11,7 +11,7 @@ namespace ferry::net {
 
 ProviderChoice ResolveProvider(const Config& config) {
   if (config.provider != "auto") return {config.provider, "the setting provider names it"};
-  const plugin::AutoChoice choice = plugin::ChooseForMachine(config);
+  const tcpx::AutoChoice choice = tcpx::ChooseForMachine(config);
   return {choice.provider, choice.reason};
 }
 
@@ -28,7 +28,7 @@ Result<std::unique_ptr<Provider>> ChooseProvider(const Config& config) {
   if (choice.provider == "plugin" || choice.provider.rfind("plugin:", 0) == 0) {
     Config resolved = config;
     resolved.provider = choice.provider;
-    return plugin::CreateProvider(resolved, CreateBuiltinProvider());
+    return tcpx::CreateProvider(resolved, CreateBuiltinProvider());
   }
   return Error(Code::kInvalidArgument,
                "there is no provider '" + config.provider +

@@ -19,7 +19,7 @@ ProviderChoice ResolveProvider(const Config& config);
 
 // The provider that config.provider names; the choice of "auto" is logged once in a process, at
 // level info. Loading a plugin may take seconds. Errors: kInvalidArgument for an unknown name;
-// those of plugin::CreateProvider().
+// those of tcpx::CreateProvider().
 Result<std::unique_ptr<Provider>> ChooseProvider(const Config& config);
 
 }  // namespace ferry::net

@@ -22,7 +22,7 @@
 
 #include "ferry/core/fd.h"
 
-namespace ferry::net::plugin {
+namespace ferry::net {
 namespace {
 
 constexpr std::uint32_t kPrivateFlagBits = 32;  // of ethtool_value::data
@@ -178,4 +178,4 @@ Result<NicSwitches> AskNic(const std::string& interface) {
   return switches;
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::net

@@ -8,7 +8,7 @@
 
 #include "ferry/core/result.h"
 
-namespace ferry::net::plugin {
+namespace ferry::net {
 
 // The file type at a path, and this process's permissions for it.
 struct PathState {
@@ -55,4 +55,4 @@ std::map<std::string, std::string> ReadEnvironment();
 Result<bool> ProbeTokenOption(int option);
 Result<NicSwitches> AskNic(const std::string& interface);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::net

@@ -8,7 +8,7 @@
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // A provider whose lanes are lanes of `control`, with payloads over the plugin that config.provider
 // names: "plugin:PATH", or "plugin" for the one of the setting net_plugin. Payloads may be memory
@@ -18,8 +18,8 @@ namespace ferry::net::plugin {
 // plugin hears of them, whatever secret an endpoint has of its own; without one, all but processes
 // of our user on this machine, unless config.insecure is on. Errors: those of Plugin::Open() and
 // LoadSecret(); kUnsupported for a config.plugin_unpack that needs a GPU where there is none.
-Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
-                                                 std::unique_ptr<Provider> control);
+Result<std::unique_ptr<net::Provider>> CreateProvider(const Config& config,
+                                                      std::unique_ptr<net::Provider> control);
 
 // What "auto" comes to on this machine, and why.
 struct AutoChoice {
@@ -29,4 +29,4 @@ struct AutoChoice {
 // As JudgeTcpx() finds the machine; TCP with TLS. Does not load the plugin.
 AutoChoice ChooseForMachine(const Config& config);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -24,7 +24,7 @@
 #include "ferry/tcpx/lane/lane_buffers.h"
 #include "ferry/tcpx/lane/step_log.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // Whose memory payloads may be. A process has one GPU as a rule; memory of another one is staged by
@@ -47,10 +47,10 @@ class DeviceTurn {
 
 // Sets up lanes for accepted control lanes, config.max_pending_handshakes at once, each for at most
 // config.handshake_timeout.
-class PluginListener final : public Listener, private session::PendingPeerUser {
+class PluginListener final : public net::Listener, private session::PendingPeerUser {
  public:
   PluginListener(const LaneTerms& terms, DeviceTurn* devices, const Config& config, EventLoop* loop,
-                 Provider::Accepted accepted)
+                 net::Provider::Accepted accepted)
       : terms_(terms),
         devices_(devices),
         loop_(loop),
@@ -65,15 +65,17 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
     if (step_timer_ != 0) loop_->CancelTimerOnLoop(step_timer_);
   }
 
-  void Take(std::unique_ptr<Listener> listener) { listener_ = std::move(listener); }
-  const Address& address() const override { return listener_->address(); }
-  std::vector<Address> addresses() const override { return listener_->addresses(); }
+  void Take(std::unique_ptr<net::Listener> listener) { listener_ = std::move(listener); }
+  const net::Address& address() const override { return listener_->address(); }
+  std::vector<net::Address> addresses() const override { return listener_->addresses(); }
   void PauseOnLoop(bool paused) override { SetReason(&paused_by_user_, paused); }
   void ExpectOnLoop(const std::string& host, std::size_t lanes, Clock::time_point until) override {
     listener_->ExpectOnLoop(host, lanes, until);
     pending_peers_.ExpectOnLoop(host, lanes, until);
   }
-  void OnAccept(std::unique_ptr<Lane> control) { pending_peers_.EnterOnLoop(std::move(control)); }
+  void OnAccept(std::unique_ptr<net::Lane> control) {
+    pending_peers_.EnterOnLoop(std::move(control));
+  }
 
  private:
   using Handshake = session::Handshake;
@@ -116,7 +118,7 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
   }
   void OnTurnedAway(const Handshake& handshake, const std::string& sentence) override {
     setups_.erase(handshake.number());
-    log_.Write(LogLevel::kWarn, "plugin", HostOf(handshake.peer_name()), {},
+    log_.Write(LogLevel::kWarn, "plugin", net::HostOf(handshake.peer_name()), {},
                fmt::format("{} on {}", sentence, address().ToString()));
   }
 
@@ -149,8 +151,8 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
     pending_peers_.CloseOnLoop(handshake);
   }
   // Null: not yet.
-  Result<std::unique_ptr<Lane>> Advance(Handshake* handshake, CommSetup* setup) {
-    std::unique_ptr<Lane> none;
+  Result<std::unique_ptr<net::Lane>> Advance(Handshake* handshake, CommSetup* setup) {
+    std::unique_ptr<net::Lane> none;
     if (handshake->state() == session::State::kProved) {
       FERRY_TRY_ASSIGN(const Handle handle, setup->Listen());
       std::vector<std::byte> body;
@@ -171,8 +173,8 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
   const LaneTerms terms_;
   DeviceTurn* const devices_;
   EventLoop* const loop_;
-  Provider::Accepted accepted_;
-  std::unique_ptr<Listener> listener_;
+  net::Provider::Accepted accepted_;
+  std::unique_ptr<net::Listener> listener_;
   bool paused_by_user_ = false;
   bool full_ = false;
   session::PendingPeers pending_peers_;
@@ -181,10 +183,10 @@ class PluginListener final : public Listener, private session::PendingPeerUser {
   LogLimiter log_;
 };
 
-class PluginProvider final : public Provider {
+class PluginProvider final : public net::Provider {
  public:
   PluginProvider(const LaneTerms& terms, std::vector<int> devices,
-                 std::unique_ptr<Provider> control)
+                 std::unique_ptr<net::Provider> control)
       : terms_(terms),
         control_(std::move(control)),
         name_("plugin:" + terms.plugin->name()),
@@ -197,8 +199,8 @@ class PluginProvider final : public Provider {
   }
 
   const char* name() const override { return name_.c_str(); }
-  Capabilities capabilities() const override {
-    Capabilities capabilities = control_->capabilities();
+  net::Capabilities capabilities() const override {
+    net::Capabilities capabilities = control_->capabilities();
     capabilities.spliced_pages = false;
     capabilities.tls = false;  // it would not cover the payloads
     capabilities.registered_memory = true;
@@ -207,40 +209,40 @@ class PluginProvider final : public Provider {
     return capabilities;
   }
 
-  Result<std::unique_ptr<Listener>> Listen(const Address& address, const Config& config,
-                                           EventLoop* loop, Accepted accepted) override {
+  Result<std::unique_ptr<net::Listener>> Listen(const net::Address& address, const Config& config,
+                                                EventLoop* loop, Accepted accepted) override {
     auto listener =
         std::make_unique<PluginListener>(terms_, &devices_, config, loop, std::move(accepted));
-    FERRY_TRY_ASSIGN(
-        auto control,
-        control_->Listen(address, config, loop, [raw = listener.get()](std::unique_ptr<Lane> lane) {
-          raw->OnAccept(std::move(lane));
-        }));
+    FERRY_TRY_ASSIGN(auto control,
+                     control_->Listen(address, config, loop,
+                                      [raw = listener.get()](std::unique_ptr<net::Lane> lane) {
+                                        raw->OnAccept(std::move(lane));
+                                      }));
     listener->Take(std::move(control));
-    return std::unique_ptr<Listener>(std::move(listener));
+    return std::unique_ptr<net::Listener>(std::move(listener));
   }
 
   // Cancelling has no effect once the control lane is up: a plugin's comms are not abandoned
   // halfway.
-  EventLoop::TimerId Connect(const Address& address, const Config& config, EventLoop* loop,
+  EventLoop::TimerId Connect(const net::Address& address, const Config& config, EventLoop* loop,
                              Deadline deadline, Connected connected) override {
     return control_->Connect(
         address, config, loop, deadline,
         [terms = terms_, site = PluginDial::Site{devices_.Next(), loop, deadline},
-         connected = std::move(connected)](Result<std::unique_ptr<Lane>> control) mutable {
+         connected = std::move(connected)](Result<std::unique_ptr<net::Lane>> control) mutable {
           if (!control) return connected(control.error());
           PluginDial::Start(terms, site, *std::move(control), std::move(connected));
         });
   }
 
-  Result<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> memory) override {
+  Result<std::unique_ptr<net::RegisteredMemory>> Register(std::span<std::byte> memory) override {
     cuda::PointerInfo info;
     if (terms_.api != nullptr) {
       FERRY_TRY_ASSIGN(info, terms_.api->Inspect(memory.data()));
     }
     const bool on_gpu = info.kind == cuda::MemoryKind::kDevice;
     if (on_gpu) FERRY_TRY(CheckGpuMemory(memory, info.ordinal));
-    return std::unique_ptr<RegisteredMemory>(std::make_unique<PluginMemory>(memory, on_gpu));
+    return std::unique_ptr<net::RegisteredMemory>(std::make_unique<PluginMemory>(memory, on_gpu));
   }
   // Whether the plugin can send it.
   Status CheckGpuMemory(std::span<std::byte> memory, int ordinal) const {
@@ -256,19 +258,20 @@ class PluginProvider final : public Provider {
                              "multiple of {} bytes",
                              cuda::AddressOf(memory.data()), cuda::kRegistrationAlignment));
   }
-  std::vector<LocalAddress> Addresses(const Config& config) const override {
+  std::vector<net::LocalAddress> Addresses(const Config& config) const override {
     return control_->Addresses(config);
   }
-  std::vector<std::string> InterfacesTo(const Address& to, const Config& config) const override {
+  std::vector<std::string> InterfacesTo(const net::Address& to,
+                                        const Config& config) const override {
     return control_->InterfacesTo(to, config);
   }
-  std::unique_ptr<LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
+  std::unique_ptr<net::LinkWatch> WatchLinks(EventLoop* loop, LinkChanged changed) override {
     return control_->WatchLinks(loop, std::move(changed));
   }
 
  private:
   const LaneTerms terms_;
-  const std::unique_ptr<Provider> control_;
+  const std::unique_ptr<net::Provider> control_;
   const std::string name_;
   DeviceTurn devices_;
 };
@@ -293,8 +296,8 @@ UnpackBy UnpackByOf(PluginUnpack setting) {
 
 }  // namespace
 
-Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
-                                                 std::unique_ptr<Provider> control) {
+Result<std::unique_ptr<net::Provider>> CreateProvider(const Config& config,
+                                                      std::unique_ptr<net::Provider> control) {
   constexpr std::string_view kPrefix = "plugin:";
   std::string path = config.provider.rfind(kPrefix, 0) == 0 ? config.provider.substr(kPrefix.size())
                                                             : FindPluginPath(config).path;
@@ -325,8 +328,8 @@ Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
                              "none is here; choose auto or host (FERRY_PLUGIN_UNPACK)",
                              UnpackName(by)));
   }
-  return std::unique_ptr<Provider>(std::make_unique<PluginProvider>(
+  return std::unique_ptr<net::Provider>(std::make_unique<PluginProvider>(
       terms, DevicesNear(terms.plugin->nics(), gpu_path), std::move(control)));
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

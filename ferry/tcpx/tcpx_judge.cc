@@ -12,7 +12,7 @@
 #include "ferry/tcpx/host/plugin.h"
 #include "ferry/tcpx/host/plugin_path.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // Each part returns what is missing; nothing where it is whole.
@@ -30,23 +30,23 @@ std::string PathOfPlugin(const Variables& variables, const Config& config) {
   return by_uccl.empty() ? kUsualPluginPath : by_uccl;
 }
 
-Missing MissingOfPlugin(MachineView* machine, const std::string& path) {
+Missing MissingOfPlugin(net::MachineView* machine, const std::string& path) {
   const auto state = machine->StateOf(path);
   if (!state) return state.error().message();
-  if (state->kind != PathState::Kind::kFile || !state->readable || state->noexec) {
+  if (state->kind != net::PathState::Kind::kFile || !state->readable || state->noexec) {
     return fmt::format("{} cannot be loaded", path);
   }
   return std::nullopt;
 }
 
-Missing MissingOfKernel(MachineView* machine) {
+Missing MissingOfKernel(net::MachineView* machine) {
   const auto tcpx = machine->TakesTokens(kTcpxTokenOption);
   const auto upstream = machine->TakesTokens(kUpstreamTokenOption);
   if (tcpx && upstream && *tcpx && !*upstream) return std::nullopt;
   return std::string("the kernel is not the one that the plugin is for");
 }
 
-Missing MissingOfDaemon(MachineView* machine, const Variables& variables) {
+Missing MissingOfDaemon(net::MachineView* machine, const Variables& variables) {
   std::string prefix = ValueOf(variables, kTcpxPrefixVariable);
   if (prefix.empty()) prefix = kTcpxUsualPrefix;
   const auto names = machine->List(prefix);
@@ -56,7 +56,7 @@ Missing MissingOfDaemon(MachineView* machine, const Variables& variables) {
     const bool rules = name == kTcpxRuleSocket;
     if (!rules && name.rfind(kTcpxGpuSocket, 0) != 0) continue;
     const auto state = machine->StateOf(fmt::format("{}/{}", prefix, name));
-    if (!state || state->kind != PathState::Kind::kSocket || !state->writable) {
+    if (!state || state->kind != net::PathState::Kind::kSocket || !state->writable) {
       return fmt::format("{}/{} cannot be connected to", prefix, name);
     }
     (rules ? has_rules : has_gpu) = true;
@@ -66,7 +66,7 @@ Missing MissingOfDaemon(MachineView* machine, const Variables& variables) {
                      has_rules ? "GPU's socket" : kTcpxRuleSocket, prefix);
 }
 
-Missing MissingOfInterfaces(MachineView* machine, const Variables& variables) {
+Missing MissingOfInterfaces(net::MachineView* machine, const Variables& variables) {
   const std::string list = ValueOf(variables, kTcpxInterfacesVariable);
   if (list.empty()) return fmt::format("{} is not set", kTcpxInterfacesVariable);
   const auto all = machine->List("/sys/class/net");
@@ -94,12 +94,12 @@ Missing MissingOfChunkSize(const Variables& variables) {
 
 AutoChoice ChooseForMachine(const Config& config) {
   if (config.tls != TlsMode::kOff) return {"tcp", "TLS does not cover the payloads of a plugin"};
-  const TcpxJudgement tcpx = JudgeTcpx(CreateMachineView().get(), config);
+  const TcpxJudgement tcpx = JudgeTcpx(net::CreateMachineView().get(), config);
   if (tcpx.whole) return {"plugin:" + tcpx.plugin, "GPUDirect-TCPX: " + tcpx.reason};
   return {"tcp", "no GPUDirect-TCPX: " + tcpx.reason};
 }
 
-TcpxJudgement JudgeTcpx(MachineView* machine, const Config& config) {
+TcpxJudgement JudgeTcpx(net::MachineView* machine, const Config& config) {
   const Variables variables = machine->Environment();
   TcpxJudgement judgement{true, PathOfPlugin(variables, config),
                           "plugin, kernel, daemon and interfaces are there"};
@@ -146,4 +146,4 @@ std::vector<std::string> TcpxMatches(const std::string& list,
   return matches;
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

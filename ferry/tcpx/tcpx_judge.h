@@ -6,7 +6,7 @@
 #include "ferry/core/config.h"
 #include "ferry/net/machine_view.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // Kernels to which an application returns fragments: the one that the plugin is for, and Linux
 // since 6.12.
@@ -30,7 +30,7 @@ struct TcpxJudgement {
 // file can be loaded, the kernel is Google's, the daemon serves a GPU, interfaces are named that
 // split headers and filter flows, and a chunk size is set. Of `ferry doctor --tcpx` it leaves out
 // what costs speed only. Does not load the plugin.
-TcpxJudgement JudgeTcpx(MachineView* machine, const Config& config);
+TcpxJudgement JudgeTcpx(net::MachineView* machine, const Config& config);
 
 // The interfaces that a list in NCCL's syntax selects: entries are prefixes; a leading "=" means
 // whole names, "^" all except these. Sorted by name.
@@ -41,4 +41,4 @@ std::vector<std::string> TcpxEntries(const std::string& list);
 // Whether an entry selects an interface.
 bool TakesInterface(const std::string& entry, bool exact, const std::string& name);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

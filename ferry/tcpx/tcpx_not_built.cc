@@ -4,10 +4,10 @@
 #include "ferry/tcpx/factory.h"
 #include "ferry/tcpx/uccl_variables.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
-Result<std::unique_ptr<Provider>> CreateProvider(const Config& config,
-                                                 std::unique_ptr<Provider> /*control*/) {
+Result<std::unique_ptr<net::Provider>> CreateProvider(const Config& config,
+                                                      std::unique_ptr<net::Provider> /*control*/) {
   return Error(Code::kUnsupported,
                "provider " + config.provider +
                    " needs the host of NCCL network plugins, which is not in this build; configure "
@@ -22,6 +22,6 @@ std::span<const UcclVariable> UcclVariables() { return {}; }
 
 Status ApplyUcclVariables(Config* /*config*/) { return Ok(); }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx
 
 #endif  // FERRY_WITHOUT_TCPX

@@ -10,7 +10,7 @@
 #include "ferry/tcpx/factory.h"
 #include "ferry/tcpx/host/plugin_path.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr const char* kDebug = "UCCL_TCPX_DEBUG";
@@ -71,4 +71,4 @@ UcclLogSwitches ReadUcclLogSwitches() {
   return {IsSwitchedOn(kLaunchDebug), IsSwitchedOn(kHostReceiveDebug)};
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

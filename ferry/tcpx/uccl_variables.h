@@ -6,7 +6,7 @@
 #include "ferry/core/result.h"
 
 // docs/tcpx.md defines what they mean here. Settings and options take precedence.
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 inline constexpr const char* kUcclPerfSize = "UCCL_TCPX_PERF_SIZE";
 inline constexpr const char* kUcclPerfIterations = "UCCL_TCPX_PERF_ITERS";
@@ -30,4 +30,4 @@ struct UcclLogSwitches {
 };
 UcclLogSwitches ReadUcclLogSwitches();
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -121,7 +121,7 @@ Pair::Pair(const Instance& sender, const Instance& receiver, std::size_t bytes, 
   EXPECT_EQ(receiver_->close_listen(listen_comm_), abi::kSuccess);
   EXPECT_EQ(device_handle_.type, abi::kDeviceTypeUnpack);
   EXPECT_EQ(device_handle_.version, abi::kDeviceVersionUnpack);
-  EXPECT_EQ(device_handle_.size, sizeof(tcpx::UnpackHandle));
+  EXPECT_EQ(device_handle_.size, sizeof(layout::UnpackHandle));
   EXPECT_EQ(device_handle_.needs_proxy_progress, 1);
   ReadPool(static_cast<std::byte*>(static_cast<void*>(&unpack_)),
            static_cast<const std::byte*>(device_handle_.handle), sizeof(unpack_));
@@ -147,7 +147,7 @@ void Pair::CloseRecv() {
   EXPECT_EQ(receiver_->close_recv(std::exchange(recv_comm_, nullptr)), abi::kSuccess);
 }
 
-tcpx::Request* Pair::Send(std::size_t offset, std::size_t bytes) {
+layout::Request* Pair::Send(std::size_t offset, std::size_t bytes) {
   void* request = nullptr;
   int outcome = abi::kSuccess;
   for (const TestDeadline timeout; outcome == abi::kSuccess && request == nullptr;) {
@@ -157,10 +157,10 @@ tcpx::Request* Pair::Send(std::size_t offset, std::size_t bytes) {
   }
   EXPECT_EQ(outcome, abi::kSuccess);
   EXPECT_NE(request, nullptr);
-  return static_cast<tcpx::Request*>(request);
+  return static_cast<layout::Request*>(request);
 }
 
-tcpx::Request* Pair::Receive(std::size_t offset, std::size_t bytes) {
+layout::Request* Pair::Receive(std::size_t offset, std::size_t bytes) {
   void* request = nullptr;
   void* data = received_at_ + offset;
   int size = static_cast<int>(bytes);
@@ -168,10 +168,10 @@ tcpx::Request* Pair::Receive(std::size_t offset, std::size_t bytes) {
   EXPECT_EQ(receiver_->irecv(recv_comm_, 1, &data, &size, &tag, &recv_mr_, &request),
             abi::kSuccess);
   EXPECT_NE(request, nullptr);
-  return static_cast<tcpx::Request*>(request);
+  return static_cast<layout::Request*>(request);
 }
 
-int Pair::Test(tcpx::Request* request) const {
+int Pair::Test(layout::Request* request) const {
   int done = 0;
   int bytes = -77;
   const Instance& plugin = request->operation == 0 ? sender_ : receiver_;
@@ -180,7 +180,7 @@ int Pair::Test(tcpx::Request* request) const {
   return outcome == abi::kSuccess ? done : -outcome;
 }
 
-int Pair::Wait(tcpx::Request* mine, tcpx::Request* peers) const {
+int Pair::Wait(layout::Request* mine, layout::Request* peers) const {
   int outcome = 0;
   for (const TestDeadline timeout; (outcome == 0 || peers != nullptr) && timeout.Holds();) {
     if (peers != nullptr && Test(peers) != 0) peers = nullptr;
@@ -189,13 +189,13 @@ int Pair::Wait(tcpx::Request* mine, tcpx::Request* peers) const {
   return outcome;
 }
 
-int Pair::Consume(tcpx::Request* request) const {
+int Pair::Consume(layout::Request* request) const {
   return receiver_->irecv_consumed(recv_comm_, 1, request);
 }
 
-tcpx::Request* Pair::Exchange(std::size_t bytes) {
-  tcpx::Request* const receive = Receive(0, bytes);
-  tcpx::Request* const send = Send(0, bytes);
+layout::Request* Pair::Exchange(std::size_t bytes) {
+  layout::Request* const receive = Receive(0, bytes);
+  layout::Request* const send = Send(0, bytes);
   if (receive == nullptr || send == nullptr) return nullptr;
   int sent = 0;
   int received = 0;
@@ -207,16 +207,16 @@ tcpx::Request* Pair::Exchange(std::size_t bytes) {
   return sent == 1 && received == 1 ? receive : nullptr;
 }
 
-std::vector<tcpx::Fragment> Pair::FragmentsOf(const tcpx::Request* request) const {
+std::vector<Fragment> Pair::FragmentsOf(const layout::Request* request) const {
   const std::uint64_t count = std::atomic_ref(*request->count).load(std::memory_order_acquire);
-  const tcpx::Fragment* const row = unpack_.meta->rows[request->row];
+  const Fragment* const row = unpack_.meta->rows[request->row];
   return {row, row + count};
 }
 
-std::size_t Pair::Unpack(const tcpx::Request* request) const {
+std::size_t Pair::Unpack(const layout::Request* request) const {
   std::size_t bytes = 0;
   std::byte* const to = target() + (static_cast<std::byte*>(request->data) - received_at_);
-  for (const tcpx::Fragment& one : FragmentsOf(request)) {
+  for (const Fragment& one : FragmentsOf(request)) {
     ReadPool(to + one.dst, unpack_.bounce_pool + one.src, one.len);
     bytes += one.len;
   }

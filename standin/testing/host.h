@@ -11,8 +11,9 @@
 
 namespace ferry::standin::testing {
 
-namespace abi = net::plugin::abi;
-namespace tcpx = net::plugin::tcpx;
+namespace abi = net::nccl_abi;
+namespace layout = ferry::tcpx::layout;
+using ferry::tcpx::Fragment;
 
 // A library of its own, from a copy of the file: it has read its own variables, and shares nothing
 // with others. It stays loaded, because its threads do.
@@ -66,22 +67,22 @@ class Pair {
   Pair& operator=(const Pair&) = delete;
 
   // Null is a failed expectation; nothing is waited for but a comm that is not ready.
-  tcpx::Request* Send(std::size_t offset, std::size_t bytes);
-  tcpx::Request* Receive(std::size_t offset, std::size_t bytes);
+  layout::Request* Send(std::size_t offset, std::size_t bytes);
+  layout::Request* Receive(std::size_t offset, std::size_t bytes);
   // 1 done, 0 not yet; minus the outcome if that is bad.
-  int Test(tcpx::Request* request) const;
+  int Test(layout::Request* request) const;
   // Tests `mine`, and the peer's request if there is one, until they are done. What Test() said of
   // `mine`.
-  int Wait(tcpx::Request* mine, tcpx::Request* peers = nullptr) const;
-  int Consume(tcpx::Request* request) const;
+  int Wait(layout::Request* mine, layout::Request* peers = nullptr) const;
+  int Consume(layout::Request* request) const;
 
   // One message, sent and received, not consumed. Null if that fails.
-  tcpx::Request* Exchange(std::size_t bytes);
+  layout::Request* Exchange(std::size_t bytes);
 
   // The contents of the row of a finished receive.
-  std::vector<tcpx::Fragment> FragmentsOf(const tcpx::Request* request) const;
+  std::vector<Fragment> FragmentsOf(const layout::Request* request) const;
   // Copies a received message from the bounce pool to its place in target(). Returns its bytes.
-  std::size_t Unpack(const tcpx::Request* request) const;
+  std::size_t Unpack(const layout::Request* request) const;
 
   void CloseSend();
   void CloseRecv();
@@ -95,7 +96,7 @@ class Pair {
   void* recv_mr() const { return recv_mr_; }
   void* listen_comm() const { return listen_comm_; }
   std::byte* handle() { return handle_; }
-  const tcpx::UnpackHandle& unpack() const { return unpack_; }
+  const layout::UnpackHandle& unpack() const { return unpack_; }
 
  private:
   void ReadPool(std::byte* to, const std::byte* from, std::size_t bytes) const;
@@ -105,7 +106,7 @@ class Pair {
   Device* const device_;
   alignas(8) std::byte handle_[abi::kHandleBytes] = {};
   abi::DeviceHandle device_handle_;
-  tcpx::UnpackHandle unpack_;
+  layout::UnpackHandle unpack_;
   void* listen_comm_ = nullptr;
   void* send_comm_ = nullptr;
   void* recv_comm_ = nullptr;

@@ -7,7 +7,7 @@
 #include "tests/fuzz/script.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace ferry::net::plugin;  // NOLINT(google-build-using-namespace): its name is C's
+  using namespace ferry::tcpx;  // NOLINT(google-build-using-namespace): its name is C's
   ferry::fuzz::Script script(data, size);
   PluginTerms mine;
   mine.SetPlugin("p");

@@ -51,7 +51,7 @@ TEST_P(Lies, EndTheCommAndTouchNothingBesideItsReceive) {
   for (std::size_t i = 0; i < GetParam().frames.size(); ++i) {
     sender.Say(GetParam().frames[i], GetParam().payloads[i]);
   }
-  EXPECT_NE(WaitFor(host, request, nullptr, InTime()), net::plugin::abi::kSuccess);
+  EXPECT_NE(WaitFor(host, request, nullptr, InTime()), net::nccl_abi::kSuccess);
   EXPECT_EQ(sender.End(), "closed");
   EXPECT_TRUE(Logged(GetParam().said, logged_before)) << LoggedText();
   Require(host->CloseReceive(recv), "closeRecv");

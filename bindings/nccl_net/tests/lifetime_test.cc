@@ -19,7 +19,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 using testing::CommPair;
 using testing::Logged;
 using testing::LoggedText;
@@ -37,7 +37,7 @@ Deadline Shortly() { return Deadline::After(std::chrono::seconds(60)); }
 
 void* Post(CommPair& pair, bool send, Bytes* memory, int tag = 1) {
   void* request = nullptr;
-  const net::plugin::Message message{memory->data(), memory->size(), tag, nullptr};
+  const tcpx::Message message{memory->data(), memory->size(), tag, nullptr};
   Require(send ? (*pair.from)->Send(pair.send, message, &request)
                : (*pair.to)->Receive(pair.recv, message, &request),
           send ? "isend" : "irecv");
@@ -90,7 +90,7 @@ TEST(Devices, AreAsManyAsAreAskedForAndReachEachOther) {
   ASSERT_EQ(devices, 5);
   std::set<std::string> names;
   for (int device = 0; device < devices; ++device) {
-    net::plugin::NicFacts facts;
+    tcpx::NicFacts facts;
     Require((*host)->Describe(device, &facts), "getProperties");
     names.insert(facts.name);
     NcclListen listen(host.get(), device);
@@ -345,7 +345,7 @@ TEST(Lifetime, WhoeverHasNoKeyIsNotLetIn) {
 std::string FaultsOfChild(NcclHost& host, CommPair& pair, void* request) {
   std::string faults;
   Bytes memory(100);
-  const net::plugin::Message message{memory.data(), memory.size(), 1, nullptr};
+  const tcpx::Message message{memory.data(), memory.size(), 1, nullptr};
   void* made = nullptr;
   int done = 0;
   if (host->Send(pair.send, message, &made) == abi::kSuccess) faults += "isend worked; ";

@@ -15,7 +15,7 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
   constexpr int kNewest = 23007;
   const char* const text = std::getenv(ferry::nccl_net::testing::kNcclVersion);
   *version = text == nullptr ? kNewest : std::atoi(text);
-  return ferry::net::plugin::abi::kSuccess;
+  return ferry::net::nccl_abi::kSuccess;
 }
 
 namespace {

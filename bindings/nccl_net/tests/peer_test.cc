@@ -12,7 +12,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 using testing::Logged;
 using testing::LoggedText;
 using testing::NcclConnect;

@@ -14,7 +14,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 using testing::CommPair;
 using testing::NcclHost;
 using testing::PatternOf;

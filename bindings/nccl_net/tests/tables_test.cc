@@ -19,7 +19,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 using testing::CommPair;
 using testing::Logged;
 using testing::LoggedText;
@@ -57,7 +57,7 @@ TEST_P(EveryTable, TellsWhatItIs) {
   int devices = 0;
   Require(host_->Devices(&devices), "devices");
   ASSERT_EQ(devices, 1);
-  net::plugin::NicFacts facts;
+  tcpx::NicFacts facts;
   Require(host_->Describe(0, &facts), "getProperties");
   EXPECT_FALSE(facts.name.empty());
   EXPECT_TRUE(facts.host_memory);
@@ -275,7 +275,7 @@ TEST_P(EveryTable, FillsAGroupOfReceivesByTagInAnyOrder) {
       messages.push_back(PatternOf(i * 40'000, i));
       places.emplace_back(400'000);
     }
-    std::vector<net::plugin::Message> group;
+    std::vector<tcpx::Message> group;
     for (std::size_t i = 0; i < kMax; ++i) {
       group.push_back({places[i].data(), places[i].size(), static_cast<int>(100 + i), nullptr});
     }

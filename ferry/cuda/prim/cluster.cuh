@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // %cluster_ctarank, for clusters along x: consecutive blocks have the ranks 0, 1 and so on.
 __device__ __forceinline__ std::uint32_t ClusterRank() {
@@ -57,4 +57,4 @@ __device__ __forceinline__ T* InBlock(T* shared, std::uint32_t rank) {
 #endif
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 inline constexpr int kCopyBytes = 16;
 
@@ -45,4 +45,4 @@ __device__ __forceinline__ void WaitForAllCopies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -1,7 +1,7 @@
 // Float functions for which the GPU has an instruction.
 #pragma once
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // ex2.approx.ftz.f32 (PTX ISA, "Floating Point Instructions: ex2"): 2^x to about 2 ulp; 0 for -inf
 // and wherever the result is below the normal numbers.
@@ -19,4 +19,4 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -3,7 +3,7 @@
 // run one after the other, as do all kernels on older GPUs; the functions here do nothing then.
 #pragma once
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // griddepcontrol.wait: blocks until all earlier kernels have ended and their writes are visible.
 // Each warp calls it before it accesses memory that they may have used.
@@ -21,4 +21,4 @@ __device__ __forceinline__ void LetNextGridBegin() {
 #endif
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -11,7 +11,7 @@
 #include "ferry/cuda/prim/cp_async.cuh"
 #include "ferry/cuda/prim/trap.cuh"
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // mbarrier.init.shared::cta.b64: starts the barrier in phase 0. One thread calls it and then
 // PublishBarriers(), before the __syncthreads() after which other threads use it.
@@ -83,4 +83,4 @@ struct RingPlace {
   }
 };
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

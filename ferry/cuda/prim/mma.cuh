@@ -17,7 +17,7 @@
 //               a[1], a[3]: the same of row group + 8
 //   B [16, 8]   b[0], b[1]: column group, rows 2 * place + {0, 1} of the upper and the lower half
 //   C [16, 8]   c[0], c[1]: row group, columns 2 * place + {0, 1}; c[2], c[3]: of row group + 8
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 template <class T>
 concept MatrixElement = std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>;
@@ -69,4 +69,4 @@ __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const FragmentA& a, c
   }
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

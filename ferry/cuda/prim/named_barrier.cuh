@@ -3,7 +3,7 @@
 // a warp call each of these, and `threads`, a multiple of 32, counts whole warps.
 #pragma once
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // bar.sync: blocks until `threads` threads have arrived, here or by ArriveAtNamed().
 __device__ __forceinline__ void WaitAtNamed(int barrier, int threads) {
@@ -14,4 +14,4 @@ __device__ __forceinline__ void ArriveAtNamed(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

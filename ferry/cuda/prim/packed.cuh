@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // ld.global.v4.u32 (PTX ISA, "ld"): the address is a multiple of 16. Sees the thread's own stores,
 // so that an op may work in place.
@@ -83,4 +83,4 @@ __device__ __forceinline__ std::int64_t LoadSharedAhead(const std::int64_t* from
 // before this before it, where it would have them wait for one of them, which it takes to be quick.
 __device__ __forceinline__ void IssueLoads() { __syncwarp(); }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

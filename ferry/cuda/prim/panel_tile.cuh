@@ -4,7 +4,7 @@
 
 #include "ferry/cuda/prim/wgmma.cuh"
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // kRows rows of kColumns, from a multiple of 1024 on: in panels of 64 columns, one behind the
 // other, each of rows of 128 bytes without gaps. In row r of a panel, word c (of 16 bytes) lies
@@ -68,4 +68,4 @@ struct PanelTile {
   static constexpr __host__ __device__ std::uint32_t Rows(int row) { return row * kPanelRowBytes; }
 };
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -2,7 +2,7 @@
 #pragma once
 #include "ferry/cuda/prim/cp_async.cuh"
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // The threads that share a ring, and therefore wait for each other.
 struct WarpScope {
@@ -58,4 +58,4 @@ __device__ __forceinline__ void RunPipeline(int count, const Load& load, const C
   }
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // shfl.sync.bfly (PTX ISA, "shfl.sync"), log2(kThreads) times: over groups of kThreads neighbours,
 // a power of two up to 32. All lanes of the warp call it, and each gets the result, the same to the
@@ -84,4 +84,4 @@ __device__ __forceinline__ std::uint64_t BlockMax(std::uint64_t value, std::uint
   return over_warp(lane < blockDim.x / 32 ? held[lane] : 0);
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -4,7 +4,7 @@
 
 #include "ferry/cuda/prim/mma.cuh"
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // kRows rows of kColumns, without gaps, from a multiple of 128 on. In row r, word c (of 16 bytes)
 // lies where word c ^ (r % 8) would: rows begin in the same bank, and ldmatrix reads one word of
@@ -70,4 +70,4 @@ struct SharedTile {
   }
 };
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

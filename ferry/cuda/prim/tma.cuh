@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // prefetch.tensormap: the map is there sooner.
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap& map) {
@@ -100,4 +100,4 @@ __device__ __forceinline__ void WaitForStores() {
   asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

@@ -1,7 +1,7 @@
 // A trap that exists in debug builds of device code only.
 #pragma once
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // trap (PTX ISA, "trap"), in device code that is built for a debugger (nvcc -G): ends the kernel,
 // after which the process has lost the device. In other builds it does nothing, and the caller
@@ -12,4 +12,4 @@ __device__ __forceinline__ void TrapInDebug() {
 #endif
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

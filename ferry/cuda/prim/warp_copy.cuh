@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 inline constexpr unsigned kWarpThreads = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
@@ -194,4 +194,4 @@ __device__ __forceinline__ void WarpCopy(std::uint64_t dst_address, std::uint64_
   CopyBytes(dst, src, done, len - done, lane, sum);
 }
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

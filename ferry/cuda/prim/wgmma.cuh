@@ -17,7 +17,7 @@
 // The products run asynchronously. Call WgmmaFence() before the first one and after each access
 // to registers that it reads or writes, EndMatrixGroup() after the last one, and WaitForMatrices()
 // followed by KeepInOrder(c) before reading c or changing a or b.
-namespace ferry::prim {
+namespace ferry::cuda::prim {
 
 // Whether code is compiled for a GPU that has these; kernels have no body where it is not.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -194,4 +194,4 @@ __device__ __forceinline__ void MultiplyAddAsync(float (&c)[16][4], const Fragme
 #undef FERRY_MATRIX_REGISTERS_128
 #undef FERRY_MATRIX_REGISTERS_64
 
-}  // namespace ferry::prim
+}  // namespace ferry::cuda::prim

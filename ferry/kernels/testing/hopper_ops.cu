@@ -13,6 +13,8 @@
 
 namespace ferry::kernels {
 
+namespace prim = cuda::prim;
+
 // Types have linkage, and functions that only bodies for 90a call are templates: code for other
 // GPUs would have them unused, which is a warning.
 

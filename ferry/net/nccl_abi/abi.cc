@@ -1,7 +1,7 @@
 // Names of ncclResult_t values.
 #include "ferry/net/nccl_abi/abi.h"
 
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 const char* OutcomeName(int outcome) noexcept {
   switch (outcome) {
@@ -17,4 +17,4 @@ const char* OutcomeName(int outcome) noexcept {
   }
 }
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

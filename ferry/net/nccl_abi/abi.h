@@ -8,7 +8,7 @@
 // plugin documentation and headers of NVIDIA/nccl 2.12 to 2.30; sizes and offsets hold for LP64.
 //
 // All functions return an Outcome and let no exception out.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 // ncclResult_t.
 enum Outcome : int {
@@ -80,4 +80,4 @@ struct VirtualDevice {
 };
 static_assert(sizeof(VirtualDevice<4>) == 20 && sizeof(VirtualDevice<8>) == 36);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

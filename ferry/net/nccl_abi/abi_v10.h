@@ -8,7 +8,7 @@
 
 // Version 10, loaded by NCCL 2.26 to 2.30. Adds a profiler callback, event handles, and connect()
 // with a configuration.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 using PropertiesV10 = PropertiesV9;
 
@@ -44,4 +44,4 @@ struct TableV10 {
 static_assert(sizeof(TableV10) == 160 && offsetof(TableV10, test) == 104 &&
               offsetof(TableV10, irecv_consumed) == 144);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

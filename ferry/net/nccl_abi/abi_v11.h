@@ -7,7 +7,7 @@
 
 // Version 11, loaded by NCCL 2.28 to 2.30. Adds init() for each communicator, whose context
 // listen() and connect() receive, and finalize().
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 struct PropertiesV11 {
   char* name = nullptr;      // the interface's: "eth1"
@@ -71,4 +71,4 @@ using TableV11 = TableWithContexts<11, PropertiesV11, 4>;
 static_assert(sizeof(TableV11) == 176 && offsetof(TableV11, test) == 104 &&
               offsetof(TableV11, irecv_consumed) == 144 && offsetof(TableV11, finalize) == 160);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

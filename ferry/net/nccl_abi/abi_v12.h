@@ -6,7 +6,7 @@
 #include "ferry/net/nccl_abi/abi_v11.h"
 
 // Version 12, loaded by NCCL 2.30. Adds eight devices in a virtual one, and rail and plane.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 struct PropertiesV12 {
   char* name = nullptr;      // the interface's: "eth1"
@@ -39,4 +39,4 @@ using TableV12 = TableWithContexts<12, PropertiesV12, 8>;
 static_assert(sizeof(TableV12) == 176 && offsetof(TableV12, test) == 104 &&
               offsetof(TableV12, irecv_consumed) == 144 && offsetof(TableV12, finalize) == 160);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

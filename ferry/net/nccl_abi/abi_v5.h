@@ -7,7 +7,7 @@
 
 // Version 5, loaded by NCCL 2.12 to 2.26. Has grouped receives with tags, and connect() and
 // accept() that do not block.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 struct PropertiesV5 {
   char* name = nullptr;      // the interface's: "eth1"
@@ -49,4 +49,4 @@ struct TableV5 {
 };
 static_assert(sizeof(TableV5) == 128 && offsetof(TableV5, test) == 96);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

@@ -7,7 +7,7 @@
 #include "ferry/net/nccl_abi/abi_v5.h"
 
 // Version 6, loaded by NCCL 2.13 to 2.30. Adds regMrDmaBuf().
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 using PropertiesV6 = PropertiesV5;
 
@@ -37,4 +37,4 @@ struct TableV6 {
 };
 static_assert(sizeof(TableV6) == 136 && offsetof(TableV6, test) == 104);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

@@ -7,7 +7,7 @@
 
 // Version 7, loaded by NCCL 2.19 to 2.30, and exported by GPUDirect-TCPX. Adds device offload:
 // device handles, getDeviceMr, irecvConsumed.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 struct PropertiesV7 {
   char* name = nullptr;      // the interface's: "eth1"
@@ -62,4 +62,4 @@ using TableV7 = TableWithDevices<7, PropertiesV7, int>;
 static_assert(sizeof(TableV7) == 152 && offsetof(TableV7, test) == 104 &&
               offsetof(TableV7, irecv_consumed) == 144);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

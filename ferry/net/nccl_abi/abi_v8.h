@@ -7,7 +7,7 @@
 
 // Version 8, loaded by NCCL 2.20 to 2.30. Adds reg_is_global in the middle of the properties; sizes
 // of registrations are size_t.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 struct PropertiesV8 {
   char* name = nullptr;      // the interface's: "eth1"
@@ -34,4 +34,4 @@ using TableV8 = TableWithDevices<8, PropertiesV8, std::size_t>;
 static_assert(sizeof(TableV8) == 152 && offsetof(TableV8, test) == 104 &&
               offsetof(TableV8, irecv_consumed) == 144);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

@@ -7,7 +7,7 @@
 
 // Version 9, loaded by NCCL 2.24 to 2.30. Adds force_flush in the middle of the properties and
 // virtual devices; sizes of messages are size_t.
-namespace ferry::net::plugin::abi {
+namespace ferry::net::nccl_abi {
 
 struct PropertiesV9 {
   char* name = nullptr;      // the interface's: "eth1"
@@ -71,4 +71,4 @@ struct TableV9 {
 static_assert(sizeof(TableV9) == 160 && offsetof(TableV9, test) == 104 &&
               offsetof(TableV9, irecv_consumed) == 144);
 
-}  // namespace ferry::net::plugin::abi
+}  // namespace ferry::net::nccl_abi

@@ -10,7 +10,7 @@
 #include "ferry/core/log.h"
 #include "ferry/tcpx/host/plugin_log.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr const char* kReconnect = "see that the peer is well, and reconnect";
@@ -206,4 +206,4 @@ Result<std::unique_ptr<SendComm>> Connecting::Connect() {
   return std::make_unique<SendComm>(plugin_, device_, comm);
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

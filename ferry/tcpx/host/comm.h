@@ -13,7 +13,7 @@
 // Connections of a plugin: one-way, from a SendComm to a ReceiveComm, messages in order. All calls
 // for one comm come from one thread at a time, with the comm's GPU current. Errors are those of
 // Plugin::CallError(), mostly kPeerLost; after an error a comm may only be closed.
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // Passed from the receiving side to the sending side by any means.
 using Handle = std::array<std::byte, abi::kHandleBytes>;
@@ -171,4 +171,4 @@ class Connecting {
   alignas(8) Handle handle_;
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

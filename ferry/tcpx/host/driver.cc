@@ -13,7 +13,7 @@
 #include "ferry/net/nccl_abi/abi_v8.h"
 #include "ferry/net/nccl_abi/abi_v9.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 std::string TextOf(const char* text) { return text == nullptr ? std::string() : text; }
@@ -225,4 +225,4 @@ std::unique_ptr<Driver> MakeDriver(int version, void* table) {
   }
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

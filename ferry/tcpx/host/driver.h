@@ -8,7 +8,9 @@
 
 #include "ferry/net/nccl_abi/abi.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
+
+namespace abi = net::nccl_abi;
 
 // A device of a plugin: a network interface, or several combined.
 struct NicFacts {
@@ -105,4 +107,4 @@ inline constexpr int kNewestVersion = 12;
 // this range. A driver has state: create one for each use of the plugin.
 std::unique_ptr<Driver> MakeDriver(int version, void* table);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <system_error>
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // "/", "sys" and "devices" are not a bus.
@@ -34,4 +34,4 @@ std::vector<int> DevicesNear(std::span<const NicFacts> nics, const std::string& 
   return devices;
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

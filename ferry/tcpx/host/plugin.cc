@@ -14,7 +14,7 @@
 #include "ferry/core/log.h"
 #include "ferry/tcpx/host/plugin_log.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // All versions that NCCL has had or may have, to tell an unsupported plugin from a library that is
@@ -220,4 +220,4 @@ Error Plugin::CallError(Code code, const std::string& call, int outcome, std::ui
                                  meaning.empty() ? next_step : meaning));
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

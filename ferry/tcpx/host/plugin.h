@@ -8,7 +8,7 @@
 #include "ferry/core/result.h"
 #include "ferry/tcpx/host/driver.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // A loaded and initialised network plugin. Plugins have threads that cannot be stopped, and most
 // may be initialised only once: so a plugin stays for the life of the process, and all callers that
@@ -30,7 +30,7 @@ class Plugin {
   int version() const noexcept { return driver_->version(); }
   // All devices send and receive GPU memory.
   bool takes_gpu_memory() const;
-  // Whether its requests have the layout of GPUDirect-TCPX (tcpx::Request), judged by its name.
+  // Whether its requests have the layout of GPUDirect-TCPX (layout::Request), judged by its name.
   bool has_tcpx_requests() const;
   const std::vector<NicFacts>& nics() const noexcept { return nics_; }
   // The size of the bounce pool that starts at `pool`, as reported by the plugin (kPoolBytesName);
@@ -70,4 +70,4 @@ inline constexpr const char* kPoolBytesName = "ferry_net_pool_bytes";
 // The path on machines prepared for GPUDirect-TCPX.
 inline constexpr const char* kUsualPluginPath = "/usr/local/tcpx/lib64/libnccl-net-tcpx.so";
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

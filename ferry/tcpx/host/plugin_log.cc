@@ -14,7 +14,7 @@
 #include "ferry/core/log.h"
 #include "ferry/core/stderr_line.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr std::size_t kMaxLines = 8;
@@ -71,7 +71,7 @@ __attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned l
   va_end(arguments);
   // If formatting fails, `text` is undefined; the format string still shows the subject.
   if (length < 0) std::snprintf(text, sizeof text, "%s", format);
-  if (level == abi::kLogWarn || level == abi::kLogAbort) {
+  if (level == net::nccl_abi::kLogWarn || level == net::nccl_abi::kLogAbort) {
     TheLines().Add(level, text);
     Log(LogLevel::kWarn, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
   } else {
@@ -116,7 +116,7 @@ void SayWhyOnExit() {
 
 }  // namespace
 
-abi::Logger PluginLogger() noexcept { return WritePluginLine; }
+net::nccl_abi::Logger PluginLogger() noexcept { return WritePluginLine; }
 
 std::vector<PluginLine> PluginWarnings(std::uint64_t mark) { return TheLines().Since(mark); }
 
@@ -134,4 +134,4 @@ void ExplainEndOfProcess() {
   (void)registered;
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

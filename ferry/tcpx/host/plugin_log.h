@@ -8,14 +8,14 @@
 
 // Log lines of plugins. Their interface does not identify the writer, so all plugins of a process
 // share this log.
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // The logger to pass to plugins. Writes to the log (warnings as warnings, the rest as "debug") and
 // keeps the last warnings. Any thread, for as long as the process lives.
-abi::Logger PluginLogger() noexcept;
+net::nccl_abi::Logger PluginLogger() noexcept;
 
 struct PluginLine {
-  int level = 0;  // abi::LogLevel
+  int level = 0;  // nccl_abi::LogLevel
   std::string text;
 };
 // The last warnings, at most 8, oldest first; only those since `mark`, a value of PluginLogMark().
@@ -29,4 +29,4 @@ std::string MeaningOf(const std::string& line);
 // Makes the process, when it exits, explain on stderr the last such line, if there was one.
 void ExplainEndOfProcess();
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 PluginPath FindPluginPath(const Config& config) {
   if (!config.net_plugin.empty()) return {config.net_plugin, "net_plugin"};
@@ -12,4 +12,4 @@ PluginPath FindPluginPath(const Config& config) {
   return {other, kUcclPluginVariable};
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

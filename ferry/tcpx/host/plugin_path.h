@@ -4,7 +4,7 @@
 
 #include "ferry/core/config.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // The variable by which UCCL's users name the plugin.
 inline constexpr const char* kUcclPluginVariable = "UCCL_TCPX_PLUGIN_PATH";
@@ -17,4 +17,4 @@ struct PluginPath {
 // config.net_plugin, or else the value of kUcclPluginVariable.
 PluginPath FindPluginPath(const Config& config);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -7,11 +7,11 @@
 #include "ferry/core/check.h"
 #include "ferry/net/provider.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // What Provider::Register() returns. Plugins register memory for each comm, so a lane registers it
 // with its comm when a frame names it first, and again undoes that when the memory is gone.
-struct PluginMemory final : RegisteredMemory {
+struct PluginMemory final : net::RegisteredMemory {
   PluginMemory(std::span<std::byte> the_memory, bool is_on_gpu)
       : memory(the_memory), on_gpu(is_on_gpu) {}
   const std::span<std::byte> memory;
@@ -20,7 +20,7 @@ struct PluginMemory final : RegisteredMemory {
   const std::shared_ptr<const std::byte> life = std::make_shared<const std::byte>();
 };
 
-inline const PluginMemory& PluginMemoryOf(const RegisteredRange& range) {
+inline const PluginMemory& PluginMemoryOf(const net::RegisteredRange& range) {
   const auto* const mine = dynamic_cast<const PluginMemory*>(range.memory);
   FERRY_CHECK(mine != nullptr);  // another provider's
   FERRY_CHECK(range.offset <= mine->memory.size(), range.offset, mine->memory.size());
@@ -28,4 +28,4 @@ inline const PluginMemory& PluginMemoryOf(const RegisteredRange& range) {
   return *mine;
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -9,9 +9,7 @@
 // message lie. Only the first part is an interface, between the plugin and NCCL's kernels
 // (NCCL_NET_DEVICE_UNPACK, version 7). The request is internal to the plugin, and is checked
 // against the first part before it is used. Sizes and offsets hold for LP64.
-namespace ferry::net::plugin::tcpx {
-
-using ferry::Fragment;
+namespace ferry::tcpx::layout {
 
 inline constexpr std::size_t kRows = 16;                     // receives in flight, per comm
 inline constexpr std::size_t kRowFragments = kMaxFragments;  // per receive
@@ -39,7 +37,7 @@ struct Request {
   void* comm = nullptr;
   void* data = nullptr;
   int operation = 0;    // 0: send, 1: receive
-  int memory_kind = 0;  // abi::kPointer…
+  int memory_kind = 0;  // nccl_abi::kPointer…
   int next_socket = -1;
   int next_size = 0;
   int offset = 0;
@@ -64,4 +62,4 @@ static_assert(sizeof(Request) == 128 && offsetof(Request, data) == 8 &&
               offsetof(Request, fragments) == 72 && offsetof(Request, count) == 80 &&
               offsetof(Request, count_so_far) == 88 && offsetof(Request, tokens) == 120);
 
-}  // namespace ferry::net::plugin::tcpx
+}  // namespace ferry::tcpx::layout

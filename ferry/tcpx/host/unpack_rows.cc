@@ -14,7 +14,7 @@
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr const char* kNotTrusted =
@@ -79,15 +79,16 @@ Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* ap
                                     Deadline deadline) {
   const abi::DeviceHandle& device = comm.device_handle();
   if (device.type != abi::kDeviceTypeUnpack || device.version != abi::kDeviceVersionUnpack ||
-      device.handle == nullptr || device.size < sizeof(tcpx::UnpackHandle)) {
+      device.handle == nullptr || device.size < sizeof(layout::UnpackHandle)) {
     return Error(
         Code::kUnsupported,
         fmt::format("network plugin {} gives a device handle of type {}, version {:#x} and "
                     "{} bytes; only type {}, version {:#x} and {} bytes is known here",
                     comm.plugin().name(), device.type, device.version, device.size,
-                    abi::kDeviceTypeUnpack, abi::kDeviceVersionUnpack, sizeof(tcpx::UnpackHandle)));
+                    abi::kDeviceTypeUnpack, abi::kDeviceVersionUnpack,
+                    sizeof(layout::UnpackHandle)));
   }
-  tcpx::UnpackHandle handle;
+  layout::UnpackHandle handle;
   const auto into = std::as_writable_bytes(std::span(&handle, 1));
   FERRY_TRY(ReadHandle(api, device.handle, into, deadline));
   if (handle.meta == nullptr || handle.bounce_pool == nullptr) {
@@ -151,18 +152,18 @@ void UnpackRows::Map(cuda::DeviceApi* api, int ordinal) {
   const auto info = api->Inspect(handle_.meta);
   if (!info) return;
   if (info->kind == cuda::MemoryKind::kHost) {
-    auto pin = api->RegisterHost(ordinal, handle_.meta, sizeof(tcpx::UnpackMeta));
+    auto pin = api->RegisterHost(ordinal, handle_.meta, sizeof(layout::UnpackMeta));
     if (!pin) {
       Log(LogLevel::kInfo, "plugin", "the CPU reads the plugin's rows: {}", pin.error().message());
       return;
     }
     pin_ = *std::move(pin);
-  } else if (info->bytes > 0 &&
-             info->base + info->bytes < cuda::AddressOf(handle_.meta) + sizeof(tcpx::UnpackMeta)) {
+  } else if (info->bytes > 0 && info->base + info->bytes <
+                                    cuda::AddressOf(handle_.meta) + sizeof(layout::UnpackMeta)) {
     // A kernel that reads beyond what is pinned loses the device.
     Log(LogLevel::kInfo, "plugin",
         "the CPU reads the plugin's rows: only {} of their {} bytes are pinned",
-        info->base + info->bytes - cuda::AddressOf(handle_.meta), sizeof(tcpx::UnpackMeta));
+        info->base + info->bytes - cuda::AddressOf(handle_.meta), sizeof(layout::UnpackMeta));
     return;
   }
   if (const auto mapped = api->MappedAddress(ordinal, handle_.meta)) {
@@ -179,22 +180,22 @@ const Fragment* UnpackRows::mapped(std::span<const Fragment> fragments) const no
 Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& arrival) const {
   // The plugin uses rows in a ring, one for each receive in order. A row is reused only after
   // Consume(), so it is stable until then.
-  const std::size_t row = arrival.index % tcpx::kRows;
+  const std::size_t row = arrival.index % layout::kRows;
   Fragment* const fragments = handle_.meta->rows[row];
   std::uint64_t* const counted = &handle_.meta->counts[row];
   // The plugin writes the count after the fragments.
   const std::uint64_t count =
       std::atomic_ref<std::uint64_t>(*counted).load(std::memory_order_acquire);
-  if (count > tcpx::kRowFragments) {
+  if (count > layout::kRowFragments) {
     return Error(Code::kCorrupt,
                  fmt::format("receive {} has {} fragments in row {}, which has room "
                              "for {}; {}",
-                             arrival.index, count, row, tcpx::kRowFragments, kNotTrusted));
+                             arrival.index, count, row, layout::kRowFragments, kNotTrusted));
   }
   // GPUDirect-TCPX's requests name their row: a second source for the same fact, which catches a
   // plugin whose layout or order is another one.
   if (has_known_requests_) {
-    const auto& request = *static_cast<const tcpx::Request*>(arrival.request);
+    const auto& request = *static_cast<const layout::Request*>(arrival.request);
     if (request.row != row || request.fragments != fragments || request.count != counted) {
       return Error(Code::kCorrupt,
                    fmt::format("receive {} should have row {} of the metadata, and its request "
@@ -206,4 +207,4 @@ Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& a
   return std::span<const Fragment>(fragments, count);
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -10,7 +10,7 @@
 #include "ferry/tcpx/host/comm.h"
 #include "ferry/tcpx/host/tcpx_layout.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // The pool into which a comm's plugin receives, and its records of the pieces of each message. Both
 // are the plugin's, and stay until the comm is closed; destroy this before.
@@ -42,13 +42,13 @@ class UnpackRows {
   Result<std::span<const Fragment>> Read(const ReceiveComm::Arrival& arrival) const;
 
  private:
-  UnpackRows(const tcpx::UnpackHandle& handle, bool has_known_requests)
+  UnpackRows(const layout::UnpackHandle& handle, bool has_known_requests)
       : handle_(handle), has_known_requests_(has_known_requests) {}
   Status FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordinal);
   Status MeasurePool(const Plugin& plugin, const cuda::PointerInfo& info);
 
-  tcpx::UnpackHandle handle_;
-  bool has_known_requests_;  // requests have the layout of tcpx::Request
+  layout::UnpackHandle handle_;
+  bool has_known_requests_;  // requests are those of layout::Request
   Place pool_;
   std::uint64_t pool_bytes_ = 0;
   cuda::CopyKind copy_kind_ = cuda::CopyKind::kDeviceToDevice;
@@ -56,4 +56,4 @@ class UnpackRows {
   std::uint64_t mapped_ = 0;    // address of handle_.meta for kernels; 0: none
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -17,7 +17,7 @@
 #include "ferry/core/log_limiter.h"
 #include "ferry/core/thread.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // Nobody waits for the outcome, so polls are rarer than those of a set-up.
@@ -179,4 +179,4 @@ Status CheckAbandoned(const Plugin& plugin, std::size_t most) {
 
 std::size_t AbandonedConnections() { return AbandonedList::Get().count(); }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -8,7 +8,7 @@
 #include "ferry/tcpx/host/comm.h"
 #include "ferry/tcpx/lane/lane_gpu.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // How long the plugin is still asked for a connection that nobody wants. The peer's connect fails
 // when this side stops to accept, so this side must wait longer for its own connects.
@@ -40,4 +40,4 @@ Status CheckAbandoned(const Plugin& plugin, std::size_t most);
 // Halves of connections that CloseInBackground() has not ended yet, in the process. For tests.
 std::size_t AbandonedConnections();
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

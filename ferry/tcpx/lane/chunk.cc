@@ -8,7 +8,7 @@
 
 #include "ferry/core/log.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 std::string NameOf(const char* doing, const Chunk& chunk, int device) {
@@ -36,4 +36,4 @@ void ChunkReporter::ReportIfLate(const Chunk& oldest, const char* what, std::siz
       NameOf(doing_, oldest, device_), what, Seconds(now - since_), in_flight);
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

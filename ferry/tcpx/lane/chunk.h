@@ -9,7 +9,7 @@
 #include "ferry/core/result.h"
 #include "ferry/tcpx/host/driver.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // How payloads are cut into chunks and tagged; the same on both sides. Tags are those that users of
 // GPUDirect-TCPX have: a fixed range for each payload, one payload after another, so that they
@@ -59,4 +59,4 @@ class ChunkReporter {
   bool logged_ = false;
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

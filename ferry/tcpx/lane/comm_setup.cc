@@ -11,7 +11,7 @@
 #include "ferry/tcpx/lane/lane.h"
 #include "ferry/tcpx/lane/step_log.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // A GPU that is lost takes no part, so that host memory can still be moved.
@@ -29,7 +29,7 @@ PluginTerms LaneTerms::Told() const {
   mine.chunk_bytes = chunks.bytes;
   mine.tag_base = chunks.tag_base;
   mine.has_secret = secret ? 1 : 0;
-  if (!secret) mine.process = ThisProcess();
+  if (!secret) mine.process = net::ThisProcess();
   return mine;
 }
 
@@ -87,22 +87,23 @@ void CommSetup::LogDone(const char* what, bool done) const {
   if (done) Log(LogLevel::kInfo, "plugin", "{} a comm of {} on device {}", what, remote_, device_);
 }
 
-Result<std::unique_ptr<Lane>> CommSetup::MakeLane(std::unique_ptr<Lane> control, EventLoop* loop) {
+Result<std::unique_ptr<net::Lane>> CommSetup::MakeLane(std::unique_ptr<net::Lane> control,
+                                                       EventLoop* loop) {
   FERRY_TRY_ASSIGN(const auto current, terms_.gpu.MakeCurrent());
   FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunks));
   FERRY_TRY_ASSIGN(
       auto in, PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_), terms_.chunks));
   // Shared by the lane and the move to its loop.
   auto owner = std::make_shared<ControlLane>(std::move(control));
-  owner->lane->SetMaxMeta(kMaxMetaBytes);
+  owner->lane->SetMaxMeta(net::kMaxMetaBytes);
   owner->lane->Attach(loop, owner.get());
-  return std::unique_ptr<Lane>(
+  return std::unique_ptr<net::Lane>(
       std::make_unique<PluginLane>(std::move(owner), loop, std::move(out), std::move(in)));
 }
 
 // ---- the dialing side ---------------------------------------------------------------------------
 
-void PluginDial::Start(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control,
+void PluginDial::Start(const LaneTerms& terms, const Site& site, std::unique_ptr<net::Lane> control,
                        Done done) {
   std::unique_ptr<PluginDial> self(
       new PluginDial(terms, site, std::move(control), std::move(done)));
@@ -114,7 +115,7 @@ void PluginDial::Start(const LaneTerms& terms, const Site& site, std::unique_ptr
 }
 
 // The handshake ends with this object, so it does not own it.
-PluginDial::PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control,
+PluginDial::PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<net::Lane> control,
                        Done done)
     : terms_(terms),
       loop_(site.loop),
@@ -137,7 +138,7 @@ Error PluginDial::Late() const {
                            remote_, terms_.plugin->name()));
 }
 
-void PluginDial::Finish(Result<std::unique_ptr<Lane>> result) {
+void PluginDial::Finish(Result<std::unique_ptr<net::Lane>> result) {
   Done done = std::move(done_);
   handshake_.reset();
   loop_->CancelTimerOnLoop(step_timer_);
@@ -178,8 +179,8 @@ void PluginDial::StepAt(Clock::time_point when) {
 }
 
 // The plugin is called first when the peer has welcomed this side.
-Result<std::unique_ptr<Lane>> PluginDial::Advance() {
-  std::unique_ptr<Lane> none;
+Result<std::unique_ptr<net::Lane>> PluginDial::Advance() {
+  std::unique_ptr<net::Lane> none;
   if (ended_) return *ended_;
   if (handshake_->state() == session::State::kDialed) {
     FERRY_TRY(terms_.trust().CheckReach(handshake_->info(), remote_));
@@ -197,4 +198,4 @@ Result<std::unique_ptr<Lane>> PluginDial::Advance() {
   return setup_.MakeLane(handshake_->ReleaseLane(), loop_);
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -18,7 +18,7 @@
 #include "ferry/tcpx/lane/lane_terms_wire.h"
 #include "ferry/tcpx/lane/payload_out.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // What all lanes of a provider have in common.
 struct LaneTerms {
@@ -60,7 +60,7 @@ class CommSetup {
   // Whether both comms are up. Errors: the plugin's.
   Result<bool> Advance();
   // The lane of these comms, whose control lane is unattached. Once Advance() is true.
-  Result<std::unique_ptr<Lane>> MakeLane(std::unique_ptr<Lane> control, EventLoop* loop);
+  Result<std::unique_ptr<net::Lane>> MakeLane(std::unique_ptr<net::Lane> control, EventLoop* loop);
 
  private:
   void LogDone(const char* what, bool done) const;
@@ -79,7 +79,7 @@ class CommSetup {
 // loop that stops first.
 class PluginDial final : private session::HandshakeUser {
  public:
-  using Done = UniqueFunction<void(Result<std::unique_ptr<Lane>>)>;
+  using Done = UniqueFunction<void(Result<std::unique_ptr<net::Lane>>)>;
   struct Site {
     int device;
     EventLoop* loop;
@@ -89,11 +89,12 @@ class PluginDial final : private session::HandshakeUser {
   // OnLoop. `done` runs on the loop once, at the latest at the deadline, outside the control lane's
   // callbacks, with an unattached lane or an error: kRefused where the sides do not fit together or
   // the peer does not prove itself, kTimedOut, kPeerLost, and those of the plugin.
-  static void Start(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control,
+  static void Start(const LaneTerms& terms, const Site& site, std::unique_ptr<net::Lane> control,
                     Done done);
 
  private:
-  PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<Lane> control, Done done);
+  PluginDial(const LaneTerms& terms, const Site& site, std::unique_ptr<net::Lane> control,
+             Done done);
 
   Status OnReceived(session::Handshake* handshake, session::wire::Type type,
                     session::wire::MetaReader* body) override;
@@ -102,8 +103,8 @@ class PluginDial final : private session::HandshakeUser {
   Error Late() const;
   void StepAt(Clock::time_point when);
   // Null: not yet.
-  Result<std::unique_ptr<Lane>> Advance();
-  void Finish(Result<std::unique_ptr<Lane>> result);
+  Result<std::unique_ptr<net::Lane>> Advance();
+  void Finish(Result<std::unique_ptr<net::Lane>> result);
 
   const LaneTerms terms_;
   EventLoop* const loop_;
@@ -117,4 +118,4 @@ class PluginDial final : private session::HandshakeUser {
   std::optional<Error> ended_;  // the control lane
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

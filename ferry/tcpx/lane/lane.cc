@@ -10,7 +10,7 @@
 
 #include "ferry/core/check.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr std::uint64_t kAnnouncementBytes = sizeof(std::uint64_t);
@@ -31,18 +31,18 @@ bool GoesOverControl(std::uint64_t bytes) {
   return bytes <= kMaxControlPayload && bytes != kAnnouncementBytes;
 }
 
-iovec MemoryOf(const RegisteredRange& range) {
+iovec MemoryOf(const net::RegisteredRange& range) {
   return {PluginMemoryOf(range).memory.data() + range.offset,
           static_cast<std::size_t>(range.bytes)};
 }
 
-LaneInfo InfoOf(const Lane& control, std::shared_ptr<const LaunchCounts> launches) {
-  LaneInfo info = control.Info();
+net::LaneInfo InfoOf(const net::Lane& control, std::shared_ptr<const net::LaunchCounts> launches) {
+  net::LaneInfo info = control.Info();
   info.launches = std::move(launches);
   return info;
 }
 
-Placement Pause() { return {Placement::Action::kPause, {}}; }
+net::Placement Pause() { return {net::Placement::Action::kPause, {}}; }
 
 }  // namespace
 
@@ -60,18 +60,18 @@ void ControlLane::Follow(std::shared_ptr<ControlLane> control, EventLoop* here, 
   });
 }
 
-Result<Placement> ControlLane::OnFrame(std::span<const std::byte> meta,
-                                       std::uint64_t payload_bytes) {
+Result<net::Placement> ControlLane::OnFrame(std::span<const std::byte> meta,
+                                            std::uint64_t payload_bytes) {
   return user == nullptr ? Pause() : user->OnControlFrame(meta, payload_bytes);
 }
 
 Status ControlLane::OnPayload() { return user == nullptr ? Ok() : user->OnControlPayload(); }
 
-void ControlLane::OnSent(OutFrame* /*frame*/) {
+void ControlLane::OnSent(net::OutFrame* /*frame*/) {
   if (user != nullptr) user->OnControlSent();
 }
 
-void ControlLane::OnClosed(LaneLoss loss, const Error& error) {
+void ControlLane::OnClosed(net::LaneLoss loss, const Error& error) {
   if (user == nullptr) {
     ended.emplace(loss, error);
   } else {
@@ -91,7 +91,7 @@ PluginLane::PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home,
 
 PluginLane::~PluginLane() {
   ++*departures_;
-  CloseNow(queue_.empty() ? Closing::kOrderly : Closing::kAbort);
+  CloseNow(queue_.empty() ? net::Closing::kOrderly : net::Closing::kAbort);
   if (loop_ != nullptr) {
     control_->user = nullptr;
     control_->abandoned = true;
@@ -102,7 +102,7 @@ PluginLane::~PluginLane() {
 
 // The control lane is on the loop of its set-up, and the first call may come from any thread, so it
 // follows by way of that loop. Until it arrives, frames are only queued.
-void PluginLane::Attach(EventLoop* loop, LaneHandler* handler) {
+void PluginLane::Attach(EventLoop* loop, net::LaneHandler* handler) {
   const bool first = loop_ == nullptr;
   // Read before the control lane may arrive at the new loop.
   const bool moves = arrived_ && !closed_;
@@ -135,7 +135,7 @@ void PluginLane::MoveControl() {
 
 void PluginLane::Arrive() {
   arrived_ = true;
-  if (closed_) return control().Close(Closing::kOrderly);
+  if (closed_) return control().Close(net::Closing::kOrderly);
   if (control_->ended) return Fail(control_->ended->first, control_->ended->second);
   control_->user = this;
   control().SetMaxMeta(max_meta_);
@@ -148,9 +148,9 @@ void PluginLane::SetMaxMeta(std::size_t bytes) {
   if (arrived_) control().SetMaxMeta(bytes);
 }
 
-void PluginLane::Close(Closing how) { CloseNow(how); }
+void PluginLane::Close(net::Closing how) { CloseNow(how); }
 
-void PluginLane::CloseNow(Closing how) {
+void PluginLane::CloseNow(net::Closing how) {
   if (std::exchange(closed_, true)) return;
   LeaveLoop();
   if (arrived_) control().Close(how);
@@ -168,9 +168,9 @@ void PluginLane::LeaveLoop() {
   if (poll_timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(poll_timer_, 0));
 }
 
-void PluginLane::Fail(LaneLoss loss, const Error& error, Closing how) {
+void PluginLane::Fail(net::LaneLoss loss, const Error& error, net::Closing how) {
   CloseNow(how);
-  LaneHandler* const handler = std::exchange(handler_, nullptr);
+  net::LaneHandler* const handler = std::exchange(handler_, nullptr);
   if (handler != nullptr) handler->OnClosed(loss, error);
 }
 
@@ -184,14 +184,14 @@ void PluginLane::Flush() {
 
 // ---- sending ------------------------------------------------------------------------------------
 
-void PluginLane::Send(OutFrame* frame) {
+void PluginLane::Send(net::OutFrame* frame) {
   if (closed_) return;
   queue_.push_back({frame, nullptr, 0});
   if (arrived_) Start(&queue_.back());
 }
 
 void PluginLane::Start(Queued* queued) {
-  OutFrame* const frame = queued->frame;
+  net::OutFrame* const frame = queued->frame;
   if (frame->registered.memory == nullptr && GoesOverControl(frame->payload_bytes)) {
     return control().Send(frame);
   }
@@ -216,7 +216,7 @@ void PluginLane::OnControlSent() {
 
 void PluginLane::ReportSent() {
   while (control_sent_ > 0 && queue_.front().number <= out_->sent_frames()) {
-    OutFrame* const frame = queue_.front().frame;
+    net::OutFrame* const frame = queue_.front().frame;
     queue_.pop_front();
     --control_sent_;
     handler_->OnSent(frame);
@@ -260,31 +260,32 @@ void PluginLane::Enter(Receiving next) {
   receiving_ = next;
 }
 
-Result<Placement> PluginLane::OnControlFrame(std::span<const std::byte> meta,
-                                             std::uint64_t payload_bytes) {
+Result<net::Placement> PluginLane::OnControlFrame(std::span<const std::byte> meta,
+                                                  std::uint64_t payload_bytes) {
   if (receiving_ != Receiving::kFrame) return Pause();
   if (payload_bytes == kAnnouncementBytes) {
     meta_.assign(meta.begin(), meta.end());
     Enter(Receiving::kAnnounce);
     place_ = {&announced_, kAnnouncementBytes};
-    return Placement{Placement::Action::kPlace, {&place_, 1}};
+    return net::Placement{net::Placement::Action::kPlace, {&place_, 1}};
   }
   auto placed = handler_->OnFrame(meta, payload_bytes);
-  if (closed_ || !placed || placed->action != Placement::Action::kPlace) return placed;
+  if (closed_ || !placed || placed->action != net::Placement::Action::kPlace) return placed;
   const PayloadIn::Target target = TargetOf(*placed);
   if (target.gpu && payload_bytes > 0) return PlaceSmall(target, payload_bytes);
-  return Placement{placed->action, target.memory, placed->revocable};
+  return net::Placement{placed->action, target.memory, placed->revocable};
 }
 
-PayloadIn::Target PluginLane::TargetOf(const Placement& placed) {
-  if (placed.action == Placement::Action::kDiscard) return {};
+PayloadIn::Target PluginLane::TargetOf(const net::Placement& placed) {
+  if (placed.action == net::Placement::Action::kDiscard) return {};
   if (placed.registered.memory == nullptr) return {placed.memory, placed.gpu};
   place_ = MemoryOf(placed.registered);
   return {{&place_, 1}, PluginMemoryOf(placed.registered).on_gpu};
 }
 
 // The control lane cannot write GPU memory.
-Result<Placement> PluginLane::PlaceSmall(const PayloadIn::Target& target, std::uint64_t bytes) {
+Result<net::Placement> PluginLane::PlaceSmall(const PayloadIn::Target& target,
+                                              std::uint64_t bytes) {
   if (bytes > kMaxControlPayload) {
     return Error(Code::kCorrupt,
                  fmt::format("{} sent {} bytes beside the plugin; {} are allowed, so the "
@@ -295,7 +296,7 @@ Result<Placement> PluginLane::PlaceSmall(const PayloadIn::Target& target, std::u
   small_.bytes.resize(bytes);
   small_.place = {small_.bytes.data(), bytes};
   Enter(Receiving::kSmall);
-  return Placement{Placement::Action::kPlace, {&small_.place, 1}};
+  return net::Placement{net::Placement::Action::kPlace, {&small_.place, 1}};
 }
 
 Status PluginLane::CopySmall() {
@@ -307,20 +308,20 @@ Status PluginLane::CopySmall() {
 Status PluginLane::OnControlPayload() {
   if (receiving_ == Receiving::kSmall) return CopySmall();
   if (receiving_ != Receiving::kAnnounce) return handler_->OnPayload();
-  if (announced_ == 0 || announced_ > kMaxPayloadBytes) {
+  if (announced_ == 0 || announced_ > net::kMaxPayloadBytes) {
     return Error(Code::kCorrupt,
                  fmt::format("{} announced a payload of {} bytes; 1 to {} are allowed, so the "
                              "connection was closed",
-                             info_.remote, announced_, kMaxPayloadBytes));
+                             info_.remote, announced_, net::kMaxPayloadBytes));
   }
   Enter(Receiving::kOffer);
   return Offer();
 }
 
 Status PluginLane::Offer() {
-  FERRY_TRY_ASSIGN(const Placement placed, handler_->OnFrame(meta_, announced_));
+  FERRY_TRY_ASSIGN(const net::Placement placed, handler_->OnFrame(meta_, announced_));
   if (closed_) return Ok();
-  if (placed.action == Placement::Action::kPause) {
+  if (placed.action == net::Placement::Action::kPause) {
     Enter(Receiving::kPaused);
     return Ok();
   }
@@ -339,7 +340,7 @@ void PluginLane::FinishPayload() {
   Enter(Receiving::kFrame);
   const Status done = handler_->OnPayload();
   if (closed_) return;
-  if (!done) return Fail(LaneLoss::kBroken, done.error());
+  if (!done) return Fail(net::LaneLoss::kBroken, done.error());
   if (peer_closed_) return Fail(peer_closed_->first, peer_closed_->second);
   control().Resume();
 }
@@ -367,11 +368,11 @@ void PluginLane::DiscardRest() {
 }
 
 // What the peer has sent before it closed is still in the plugin's sockets.
-void PluginLane::OnControlClosed(LaneLoss loss, const Error& error) {
+void PluginLane::OnControlClosed(net::LaneLoss loss, const Error& error) {
   if (closed_) return;
   const bool in_frame = receiving_ != Receiving::kFrame && receiving_ != Receiving::kAnnounce &&
                         receiving_ != Receiving::kSmall;
-  if (loss != LaneLoss::kPeerClosed || !in_frame || failure_) return Fail(loss, error);
+  if (loss != net::LaneLoss::kPeerClosed || !in_frame || failure_) return Fail(loss, error);
   peer_closed_.emplace(loss, error);
   peer_closed_at_ = Clock::now();
   RequestTurn();
@@ -401,7 +402,9 @@ void PluginLane::Turn() {
 // a reset for the peer.
 void PluginLane::FailSoon(const Error& error) {
   if (peer_closed_) return Fail(peer_closed_->first, peer_closed_->second);
-  if (error.code() != Code::kPeerLost) return Fail(LaneLoss::kBroken, error, Closing::kAbort);
+  if (error.code() != Code::kPeerLost) {
+    return Fail(net::LaneLoss::kBroken, error, net::Closing::kAbort);
+  }
   failure_ = error;
   if (poll_timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(poll_timer_, 0));
   AwaitVerdict();
@@ -412,7 +415,7 @@ void PluginLane::AwaitVerdict() {
   if (poll_timer_ != 0) return;
   poll_timer_ = loop_->AddTimerOnLoop(Clock::now() + kVerdictTimeout, [this] {
     poll_timer_ = 0;
-    Fail(LaneLoss::kReset, Error(*failure_), Closing::kAbort);
+    Fail(net::LaneLoss::kReset, Error(*failure_), net::Closing::kAbort);
   });
 }
 
@@ -420,7 +423,7 @@ Status PluginLane::Advance() {
   const auto current = in_->MakeGpuCurrent();
   if (receiving_ == Receiving::kOffer) {
     if (const Status offered = Offer(); !offered && !closed_) {
-      Fail(LaneLoss::kBroken, offered.error());
+      Fail(net::LaneLoss::kBroken, offered.error());
     }
     if (closed_) return Ok();
   }
@@ -453,4 +456,4 @@ void PluginLane::PollAgain() {
   });
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -17,52 +17,53 @@
 // over the plugin: the control lane then carries the frame's metadata, with the payload's size as
 // the payload (an announcement). The payload is received when the announcement has come and the
 // user has named its place; meanwhile the control lane is paused.
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 class PluginLane;
 
 // Owns the control lane and stays its handler. Lives on while the control lane is moving to the
 // loop of its user, who may be gone when it arrives; paused until then.
-class ControlLane final : public LaneHandler {
+class ControlLane final : public net::LaneHandler {
  public:
-  explicit ControlLane(std::unique_ptr<Lane> the_lane) : lane(std::move(the_lane)) {}
+  explicit ControlLane(std::unique_ptr<net::Lane> the_lane) : lane(std::move(the_lane)) {}
   // On the loop `here` of the control lane: moves it to `target`, and tells `to` when it is there.
   static void Follow(std::shared_ptr<ControlLane> control, EventLoop* here, PluginLane* to);
 
-  const std::unique_ptr<Lane> lane;
+  const std::unique_ptr<net::Lane> lane;
   std::atomic<EventLoop*> target{nullptr};  // the user's loop, set there
   // On the user's loop.
-  PluginLane* user = nullptr;                       // from its arrival on
-  bool abandoned = false;                           // the user is gone
-  std::optional<std::pair<LaneLoss, Error>> ended;  // before the arrival
+  PluginLane* user = nullptr;                            // from its arrival on
+  bool abandoned = false;                                // the user is gone
+  std::optional<std::pair<net::LaneLoss, Error>> ended;  // before the arrival
 
  private:
-  Result<Placement> OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes) override;
+  Result<net::Placement> OnFrame(std::span<const std::byte> meta,
+                                 std::uint64_t payload_bytes) override;
   Status OnPayload() override;
-  void OnSent(OutFrame* frame) override;
-  void OnClosed(LaneLoss loss, const Error& error) override;
+  void OnSent(net::OutFrame* frame) override;
+  void OnClosed(net::LaneLoss loss, const Error& error) override;
 };
 
 // See provider.h for the contract of the public methods.
-class PluginLane final : public Lane, private EventLoop::Deferred {
+class PluginLane final : public net::Lane, private EventLoop::Deferred {
  public:
   // `control` is attached to the loop `home`, where this is called.
   PluginLane(std::shared_ptr<ControlLane> control, EventLoop* home, std::unique_ptr<PayloadOut> out,
              std::unique_ptr<PayloadIn> in);
   ~PluginLane() override;
 
-  void Attach(EventLoop* loop, LaneHandler* handler) override;
-  void Send(OutFrame* frame) override;
+  void Attach(EventLoop* loop, net::LaneHandler* handler) override;
+  void Send(net::OutFrame* frame) override;
   void Resume() override;
   void DiscardRest() override;
   void Flush() override;
   // Closes the comms, after which the plugin touches no memory. Payloads that the plugin has not
   // sent are dropped, however it closes.
-  void Close(Closing how) override;
+  void Close(net::Closing how) override;
   void SetMaxMeta(std::size_t bytes) override;
-  LaneInfo Info() const override { return info_; }
-  PathStats Path() const override { return control().Path(); }
-  bool ProvePeer(const ProcessHint& process) override { return control().ProvePeer(process); }
+  net::LaneInfo Info() const override { return info_; }
+  net::PathStats Path() const override { return control().Path(); }
+  bool ProvePeer(const net::ProcessHint& process) override { return control().ProvePeer(process); }
   void Poke() override;
   std::uint64_t BytesReceived() const override {
     return control().BytesReceived() + bytes_received_.load(std::memory_order_relaxed);
@@ -70,10 +71,11 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
 
   // For ControlLane.
   void Arrive();
-  Result<Placement> OnControlFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes);
+  Result<net::Placement> OnControlFrame(std::span<const std::byte> meta,
+                                        std::uint64_t payload_bytes);
   Status OnControlPayload();
   void OnControlSent();
-  void OnControlClosed(LaneLoss loss, const Error& error);
+  void OnControlClosed(net::LaneLoss loss, const Error& error);
 
  private:
   // The state of the frame that is arriving, which Enter() alone changes.
@@ -86,11 +88,11 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     kSmall,  // over the control lane, on its way into GPU memory
   };
   struct Announcement {
-    OutFrame frame;
+    net::OutFrame frame;
     std::uint64_t payload_bytes = 0;
   };
   struct Queued {
-    OutFrame* frame = nullptr;
+    net::OutFrame* frame = nullptr;
     std::unique_ptr<Announcement> announcement;  // null: the control lane has the frame itself
     std::uint64_t number = 0;                    // of the payload that the plugin carries
   };
@@ -108,13 +110,13 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
     PayloadIn::Target target;
   };
 
-  Lane& control() const noexcept { return *control_->lane; }
+  net::Lane& control() const noexcept { return *control_->lane; }
   void Enter(Receiving next);
   void Start(Queued* queued);
   void ReportSent();
   Status Offer();
-  PayloadIn::Target TargetOf(const Placement& placed);
-  Result<Placement> PlaceSmall(const PayloadIn::Target& target, std::uint64_t bytes);
+  PayloadIn::Target TargetOf(const net::Placement& placed);
+  Result<net::Placement> PlaceSmall(const PayloadIn::Target& target, std::uint64_t bytes);
   Status CopySmall();
   void AwaitPayload();
   void FinishPayload();
@@ -125,23 +127,23 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   void PollAgain();
   void LeaveLoop();
   void MoveControl();
-  void CloseNow(Closing how);
+  void CloseNow(net::Closing how);
   void FailSoon(const Error& error);
   void AwaitVerdict();
-  void Fail(LaneLoss loss, const Error& error, Closing how = Closing::kOrderly);
+  void Fail(net::LaneLoss loss, const Error& error, net::Closing how = net::Closing::kOrderly);
 
   const std::shared_ptr<ControlLane> control_;  // shared with its move
   EventLoop* const home_;
-  const LaneInfo info_;  // as of the set-up
+  const net::LaneInfo info_;  // as of the set-up
   EventLoop* loop_ = nullptr;
   // Counts the moves and the end, each on the loop that the lane leaves.
   const std::shared_ptr<std::atomic<std::uint64_t>> departures_ =
       std::make_shared<std::atomic<std::uint64_t>>(0);
-  LaneHandler* handler_ = nullptr;
+  net::LaneHandler* handler_ = nullptr;
   bool arrived_ = false;  // at its loop, with the control lane
   bool closed_ = false;
-  std::size_t max_meta_ = kMaxMetaBytes;
-  std::optional<std::pair<LaneLoss, Error>> peer_closed_;  // while a payload was arriving
+  std::size_t max_meta_ = net::kMaxMetaBytes;
+  std::optional<std::pair<net::LaneLoss, Error>> peer_closed_;  // while a payload was arriving
   Clock::time_point peer_closed_at_;
   std::optional<Error> failure_;  // of the plugin; not reported yet
 
@@ -162,4 +164,4 @@ class PluginLane final : public Lane, private EventLoop::Deferred {
   Progress progress_;
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

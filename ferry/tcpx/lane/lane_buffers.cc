@@ -11,7 +11,7 @@
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/registrable_memory.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 // Pieces of all chunks of the window, where each is as scattered as a row of the plugin's can be.
@@ -141,4 +141,4 @@ bool LaneBufferPool::Stuck::IsIdle() const {
   return idle || idle.error().code() != Code::kTimedOut;
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

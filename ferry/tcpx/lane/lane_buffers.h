@@ -14,7 +14,7 @@
 #include "ferry/tcpx/lane/lane_gpu.h"
 #include "ferry/tcpx/unpack/unpacker.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // Buffers that plugins receive into, and the unpacker that copies from there.
 struct LaneBuffers {
@@ -68,4 +68,4 @@ class LaneBufferPool {
   std::vector<Stuck> stuck_;
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -6,7 +6,7 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/tcpx/unpack/unpacker.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 class LaneBufferPool;
 
@@ -26,4 +26,4 @@ struct LaneGpu {
   }
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -8,7 +8,7 @@
 
 #include "ferry/core/units.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 void PluginTerms::SetPlugin(const std::string& name) {
   std::copy_n(name.begin(), std::min(name.size(), sizeof plugin - 1), plugin);
@@ -68,4 +68,4 @@ Status CheckFits(const PluginTerms& mine, const PluginTerms& peer, const std::st
   return Ok();
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -9,7 +9,7 @@
 #include "ferry/session/wire.h"
 #include "ferry/tcpx/host/comm.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 inline constexpr std::uint16_t kTermsFormat = 3;  // 1 proved nothing, 2 had frames of its own
 
@@ -22,7 +22,7 @@ struct PluginTerms {
   std::uint32_t plugin_version = 0;
   std::uint64_t chunk_bytes = 0;
   std::uint32_t tag_base = 0;
-  ProcessHint process{};  // of the sender, where it has no secret
+  net::ProcessHint process{};  // of the sender, where it has no secret
   std::uint32_t zero = 0;
   char plugin[96] = {};  // its name, which ends with a zero byte
 
@@ -37,4 +37,4 @@ Result<PluginTerms> ReadTerms(session::wire::MetaReader* body, const std::string
 // Whether the peer fits. Errors: kRefused, with what differs.
 Status CheckFits(const PluginTerms& mine, const PluginTerms& peer, const std::string& remote);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -11,7 +11,7 @@
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr std::chrono::seconds kOpenTimeout{1};
@@ -120,8 +120,8 @@ Status PayloadIn::RegisterSlots() {
 // ---- a payload ----------------------------------------------------------------------------------
 
 Status PayloadIn::Begin(std::uint64_t bytes, const Target& target) {
-  if (target.gpu && !gpu_) return GpuMemoryUnsupported(comm_->plugin().name());
-  place_ = IoCursor(target.memory);
+  if (target.gpu && !gpu_) return net::GpuMemoryUnsupported(comm_->plugin().name());
+  place_ = net::IoCursor(target.memory);
   host_begin_ = {};
   if (!target.memory.empty() && !target.gpu) {
     const iovec& first = target.memory.front();
@@ -156,7 +156,7 @@ Status PayloadIn::BeginCopy(std::span<const std::byte> payload, const Target& ta
 }
 
 void PayloadIn::DropRest() {
-  place_ = IoCursor();
+  place_ = net::IoCursor();
   host_begin_ = {};
   from_slots_ = false;
   for (std::size_t i = launched_; i < incoming_.size(); ++i) {
@@ -472,4 +472,4 @@ void PayloadIn::FinishPayload() {
       FirstBytes(host_begin_));
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

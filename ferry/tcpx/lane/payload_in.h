@@ -25,7 +25,7 @@
 #include "ferry/tcpx/unpack/fragments.h"
 #include "ferry/tcpx/unpack/unpacker.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // Receives one payload after the other over a comm, in chunks, at most ReceiveComm::kWindow of them
 // posted, and copies them to their placements. The plugin never has the address of a placement: it
@@ -88,7 +88,7 @@ class PayloadIn {
   // Bytes that are in place or dropped, since the creation.
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
   // Shared with the facts about the lane, which outlive it.
-  std::shared_ptr<const LaunchCounts> launches() const { return launches_; }
+  std::shared_ptr<const net::LaunchCounts> launches() const { return launches_; }
 
  private:
   // How the wait for copies ended the last time.
@@ -180,7 +180,7 @@ class PayloadIn {
   std::vector<RowsRequest> requests_;
   // The current payload.
   std::span<const std::byte> host_begin_;  // for the log; empty for GPU memory
-  IoCursor place_;  // where the next bytes go; at its end for a payload that is dropped
+  net::IoCursor place_;  // where the next bytes go; at its end for a payload that is dropped
   bool to_gpu_ = false;
   bool from_slots_ = false;  // this thread copies each chunk when it is in its slot
   std::uint64_t total_ = 0;
@@ -189,7 +189,7 @@ class PayloadIn {
   std::uint64_t copied_by_ticket_ = 0;  // of BeginCopy(); 0: none
   std::uint64_t received_bytes_ = 0;
   // Shared as launches() says.
-  const std::shared_ptr<LaunchCounts> launches_ = std::make_shared<LaunchCounts>();
+  const std::shared_ptr<net::LaunchCounts> launches_ = std::make_shared<net::LaunchCounts>();
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -8,7 +8,7 @@
 
 #include "ferry/core/log.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 Result<std::unique_ptr<PayloadOut>> PayloadOut::Create(std::unique_ptr<SendComm> comm,
                                                        const ChunkTerms& chunks) {
   std::unique_ptr<PayloadOut> out(new PayloadOut(std::move(comm), chunks));
@@ -28,9 +28,9 @@ PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, const ChunkTerms& chunks)
       // At level info, because the user of the peer's lane may have paused it.
       reporter_("sending", LogLevel::kInfo, comm_->device(), chunks.late_after) {}
 
-std::uint64_t PayloadOut::Push(const OutFrame& frame) {
+std::uint64_t PayloadOut::Push(const net::OutFrame& frame) {
   frames_.push_back(
-      {.frame = &frame, .number = pushed_frames_, .payload = IoCursor(frame.payload)});
+      {.frame = &frame, .number = pushed_frames_, .payload = net::IoCursor(frame.payload)});
   return ++pushed_frames_;
 }
 
@@ -104,7 +104,7 @@ Result<Message> PayloadOut::MessageOf(Frame* frame, std::size_t bytes) {
   const int tag = chunks_.Tag(frame->number, frame->cut / chunks_.bytes);
   const auto slot = slots_.bytes.subspan(
       static_cast<std::size_t>(next_chunk_ % SendComm::kWindow * chunks_.bytes), bytes);
-  const RegisteredRange& range = frame->frame->registered;
+  const net::RegisteredRange& range = frame->frame->registered;
   if (range.memory == nullptr) {
     (void)frame->payload.CopyOut(slot);
     return Message{slot.data(), bytes, tag, slots_registration_->mr()};
@@ -144,4 +144,4 @@ void PayloadOut::ForgetDead() {
   }
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -14,7 +14,7 @@
 #include "ferry/tcpx/host/registered_memory.h"
 #include "ferry/tcpx/lane/chunk.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // Sends one payload after the other over a comm, in chunks, at most SendComm::kWindow of them in
 // flight. What frames name by address is copied into slots that are registered with the comm;
@@ -32,7 +32,7 @@ class PayloadOut {
 
   // Queues the payload of the frame, which must stay unchanged until it is sent. Returns its
   // number, from 1.
-  std::uint64_t Push(const OutFrame& frame);
+  std::uint64_t Push(const net::OutFrame& frame);
   // Call repeatedly while busy(): a plugin makes no progress by itself. Errors name the chunk;
   // after one this may only be destroyed.
   Status Progress();
@@ -43,10 +43,10 @@ class PayloadOut {
 
  private:
   struct Frame {
-    const OutFrame* frame = nullptr;
+    const net::OutFrame* frame = nullptr;
     std::uint64_t number = 0;
     std::uint64_t cut = 0;        // bytes that are in chunks
-    IoCursor payload;             // what is named by address, from there on
+    net::IoCursor payload;        // what is named by address, from there on
     std::uint64_t end_chunk = 0;  // the chunk after its last one, once it is cut
   };
   // Memory that frames have named. Registered for as long as it lives, because registering GPU
@@ -81,4 +81,4 @@ class PayloadOut {
   ChunkReporter reporter_;
 };
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

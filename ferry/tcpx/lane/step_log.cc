@@ -14,7 +14,7 @@
 #include "ferry/tcpx/host/tcpx_layout.h"
 #include "ferry/tcpx/uccl_variables.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 constexpr std::size_t kShownBytes = 16;
@@ -86,7 +86,7 @@ class ArrivalLog {
         watched.chunk.message.tag, watched.chunk.message.bytes, fragments.size(), places,
         fragments.size() > kShownFragments ? ", ..." : "");
     if (watched.request != nullptr) {
-      const auto& request = *static_cast<const tcpx::Request*>(watched.request);
+      const auto& request = *static_cast<const layout::Request*>(watched.request);
       Log(LogLevel::kInfo, "plugin",
           "its request: operation {}, memory kind {}, size {}, pending {}, row {}, {} fragments",
           request.operation, request.memory_kind, request.size, request.size_pending, request.row,
@@ -140,4 +140,4 @@ ChunkWatcher MakeArrivalLog(const LaneGpu& gpu, const std::byte* pool) {
   return ArrivalLog(gpu.by, host_pool ? nullptr : GpuReader::For(gpu), host_pool);
 }
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -10,14 +10,14 @@
 #include "ferry/tcpx/lane/lane_gpu.h"
 #include "ferry/tcpx/unpack/fragments.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 
 // A received chunk before it is unpacked.
 struct WatchedChunk {
   const Chunk& chunk;
   std::span<const Fragment> fragments;  // in the plugin's pool
   const std::byte* pool;
-  const void* request;  // tcpx::Request; null for a plugin with other requests
+  const void* request;  // layout::Request; null for a plugin with other requests
 };
 // Called with the next chunk as long as it returns true. The CPU has read and validated the first
 // one, unless it is dropped; the GPU may still have to validate later ones.
@@ -33,4 +33,4 @@ std::string FirstBytes(std::span<const std::byte> bytes);
 // is needed to read it from a GPU is allocated here.
 ChunkWatcher MakeArrivalLog(const LaneGpu& gpu, const std::byte* pool);
 
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

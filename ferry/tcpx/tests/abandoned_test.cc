@@ -20,12 +20,15 @@
 #include "ferry/tcpx/tests/testing/standin.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::ScopedVariables;
-using plugin::testing::StandIn;
-using plugin::testing::Variables;
+using net::Address;
+using net::TestHost;
+using net::ThisProcess;
+using testing::ScopedVariables;
+using testing::StandIn;
+using testing::Variables;
 using transfer::Must;
 
 std::size_t DescriptorsOpen() {
@@ -96,8 +99,8 @@ TEST_F(AbandonedConnect, OfALaneThatIsGivenUpLeavesNothing) {
   config.devices = DeviceChoice::None();
   const std::size_t before = DescriptorsOpen();
   {
-    TestHost near(Must(CreateProvider(config, tcp::CreateProvider())));
-    TestHost far(Must(CreateProvider(config, tcp::CreateProvider())));
+    TestHost near(Must(CreateProvider(config, net::tcp::CreateProvider())));
+    TestHost far(Must(CreateProvider(config, net::tcp::CreateProvider())));
     const Address address = Must(far.Listen({"127.0.0.1", 0}, {}));
     for (int i = 0; i < 5; ++i) {
       const auto lane = near.Connect(address, {}, Deadline::After(milliseconds(30)));
@@ -118,8 +121,8 @@ TEST_F(AbandonedConnect, RefusesLanesThatPeersBeginWhereManyAreLeft) {
   config.provider = "plugin:" + slow.path();
   config.devices = DeviceChoice::None();
   {
-    TestHost near(Must(CreateProvider(config, tcp::CreateProvider())));
-    TestHost far(Must(CreateProvider(config, tcp::CreateProvider())));
+    TestHost near(Must(CreateProvider(config, net::tcp::CreateProvider())));
+    TestHost far(Must(CreateProvider(config, net::tcp::CreateProvider())));
     const Address address = Must(far.Listen({"127.0.0.1", 0}, {}));
     std::vector<std::pair<std::unique_ptr<Listening>, std::unique_ptr<Connecting>>> pairs;
     for (std::size_t i = 0; i < kMaxAbandonedWhenAccepting / 2; ++i) {
@@ -162,4 +165,4 @@ TEST(AbandonedConnects, AreNotContinuedWhileTheProcessExits) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -5,17 +5,17 @@
 #include "ferry/tcpx/tests/testing/standin.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::AskUntil;
-using plugin::testing::Ends;
-using plugin::testing::MakePages;
-using plugin::testing::Pages;
-using plugin::testing::StandIn;
-using plugin::testing::Variables;
 using ::testing::AllOf;
+using testing::AskUntil;
+using testing::Ends;
 using ::testing::HasSubstr;
+using testing::MakePages;
+using testing::Pages;
+using testing::StandIn;
+using testing::Variables;
 using transfer::Must;
 using transfer::Soon;
 
@@ -42,7 +42,7 @@ TEST(PluginConnect, AnAcceptThatFailsIsNamed) {
 
 TEST(PluginConnect, MemoryOfAGpuThatBeginsInAPageIsRefusedWithTheRule) {
   StandIn stand_in(Variables{});
-  Ends ends = Must(plugin::testing::Connect(Must(stand_in.Open()), 1, Soon()));
+  Ends ends = Must(testing::Connect(Must(stand_in.Open()), 1, Soon()));
   const Pages memory = MakePages(3 * 4096);
   const auto mr = ends.receivers[0]->Register(memory.get() + 16, 4096, /*on_gpu=*/true);
   ASSERT_FALSE(mr);
@@ -50,4 +50,4 @@ TEST(PluginConnect, MemoryOfAGpuThatBeginsInAPageIsRefusedWithTheRule) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -15,7 +15,7 @@
 namespace ferry::transfer {
 namespace {
 
-using net::plugin::testing::StandIn;
+using tcpx::testing::StandIn;
 using ::testing::HasSubstr;
 using transfer::Connection;
 using transfer::Endpoint;
@@ -36,7 +36,7 @@ Config ConfigFor(const std::string& provider) {
 // Two endpoints of this process, connected over a stand-in.
 class EndpointsOverAPlugin : public ::testing::Test {
  protected:
-  void Connect(const net::plugin::testing::Variables& variables) {
+  void Connect(const tcpx::testing::Variables& variables) {
     standin_ = std::make_unique<StandIn>(variables);
     (void)Must(standin_->Open());
     const Config config = ConfigFor("plugin:" + standin_->path());

@@ -21,8 +21,8 @@
 namespace ferry::transfer {
 namespace {
 
-using net::plugin::testing::StandIn;
-using net::plugin::testing::Variables;
+using tcpx::testing::StandIn;
+using tcpx::testing::Variables;
 
 struct GpuEndpointCase {
   const char* name;
@@ -57,7 +57,7 @@ class GpuEndpoints : public ::testing::TestWithParam<GpuEndpointCase> {
     config_.stage_bytes = 512 * 1024;
     api_ = Must(cuda::OpenDevices(config_));
     standin_ = std::make_unique<StandIn>(variables);
-    config_.provider = "plugin:" + net::NcclPluginFile();
+    config_.provider = "plugin:" + tcpx::testing::NcclPluginFile();
     if (!GetParam().straight) {
       (void)Must(standin_->Open());
       config_.provider = "plugin:" + standin_->path();

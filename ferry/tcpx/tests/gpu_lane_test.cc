@@ -19,11 +19,23 @@
 #include "ferry/tcpx/tests/testing/standin.h"
 #include "ferry/transfer/testing/device_mirror.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::StandIn;
-using plugin::testing::Variables;
+using net::Address;
+using net::Closing;
+using net::CutInto;
+using net::Destroy;
+using net::kTimeout;
+using net::Lane;
+using net::LaneEnd;
+using net::LaneLoss;
+using net::Placement;
+using net::Tally;
+using net::TestFrame;
+using net::TestHost;
+using testing::StandIn;
+using testing::Variables;
 using transfer::MirroredMemory;
 using transfer::Must;
 
@@ -51,13 +63,15 @@ class GpuLanes : public ::testing::TestWithParam<GpuCase> {
     variables.insert(variables.end(), GetParam().variables.begin(), GetParam().variables.end());
     standin_ = std::make_unique<StandIn>(variables);
     if (GetParam().straight) {
-      config.provider = "plugin:" + net::NcclPluginFile();
+      config.provider = "plugin:" + testing::NcclPluginFile();
     } else {
       (void)Must(standin_->Open());
       config.provider = "plugin:" + standin_->path();
     }
-    near_host_ = std::make_unique<TestHost>(Must(CreateProvider(config, tcp::CreateProvider())));
-    far_host_ = std::make_unique<TestHost>(Must(CreateProvider(config, tcp::CreateProvider())));
+    near_host_ =
+        std::make_unique<TestHost>(Must(CreateProvider(config, net::tcp::CreateProvider())));
+    far_host_ =
+        std::make_unique<TestHost>(Must(CreateProvider(config, net::tcp::CreateProvider())));
     address_ = Must(far_host_->Listen({"127.0.0.1", 0}, {}));
     ConnectLane();
   }
@@ -413,4 +427,4 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuLanes,
                          [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -12,7 +12,7 @@
 #include "ferry/cuda/simulated_devices.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 using transfer::Must;
@@ -100,4 +100,4 @@ TEST_F(StuckHalves, EndWhenTheirGpuIsLost) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

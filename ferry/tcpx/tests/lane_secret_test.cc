@@ -25,17 +25,30 @@
 #include "ferry/tcpx/tests/testing/standin.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::ScopedVariables;
-using plugin::testing::StandIn;
-using plugin::testing::Variables;
+using net::Address;
+using net::CutInto;
+using net::Destroy;
+using net::FakeNetwork;
+using net::Lane;
+using net::LaneEnd;
+using net::LaneInfo;
+using net::Provider;
+using net::RawListener;
+using net::RawPeer;
+using net::RunOn;
+using net::TestHost;
+using net::ThisProcess;
 using session::testing::RawSession;
 using session::wire::Type;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::ScopedVariables;
+using testing::StandIn;
+using testing::Variables;
 using transfer::Must;
 
 constexpr const char* kLaneSecret = "sixteen letters!";
@@ -58,7 +71,7 @@ class LaneSecretTest : public ::testing::Test {
       : log_(std::filesystem::temp_directory_path() /
              ("ferry_lane_secret_" + std::to_string(::getpid()))),
         variables_({{"TOY_STATE", "1"}, {"TOY_HOST", "1"}, {"TOY_LOG", log_.string()}}),
-        far_(Must(CreateProvider(ConfigWith(toy_, kLaneSecret), tcp::CreateProvider()))) {
+        far_(Must(CreateProvider(ConfigWith(toy_, kLaneSecret), net::tcp::CreateProvider()))) {
     std::ofstream(log_).close();  // what follows is about peers, not about the start
     address_ = Must(far_.Listen({"127.0.0.1", 0}, {}));
   }
@@ -144,7 +157,7 @@ class PluginHost final : public session::testing::SessionHost {
   }
 
   const ScopedVariables variables_{{{"TOY_STATE", "1"}, {"TOY_HOST", "1"}}};
-  TestHost host_{Must(CreateProvider(MakeConfig(), tcp::CreateProvider()))};
+  TestHost host_{Must(CreateProvider(MakeConfig(), net::tcp::CreateProvider()))};
   const Address address_ = Must(host_.Listen({"127.0.0.1", 0}, MakeConfig()));
 };
 using session::testing::SessionConformance;
@@ -247,7 +260,7 @@ TEST_F(LaneSecretTest, AHelloMayBeCutAtEveryByte) {
 }
 
 TEST_F(LaneSecretTest, WhoHasNoSecretIsToldThatOneIsAsked) {
-  TestHost near(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
+  TestHost near(Must(CreateProvider(ConfigWith(toy_, nullptr), net::tcp::CreateProvider())));
   const auto lane = near.Connect(address_, {});
   ASSERT_FALSE(lane);
   EXPECT_EQ(lane.error().code(), Code::kRefused) << lane.error().ToString();
@@ -259,7 +272,7 @@ TEST_F(LaneSecretTest, WhoHasNoSecretIsToldThatOneIsAsked) {
 // The dialing side does not call its plugin for a listener that proves nothing, either.
 TEST_F(LaneSecretTest, AListenerWithoutTheSecretGetsNoHandle) {
   RawListener listener;
-  TestHost near(Must(CreateProvider(ConfigWith(toy_, kLaneSecret), tcp::CreateProvider())));
+  TestHost near(Must(CreateProvider(ConfigWith(toy_, kLaneSecret), net::tcp::CreateProvider())));
   std::thread impostor([&] {
     RawSetup raw{RawPeer(listener.Accept())};
     (void)raw.Expect(Type::kHello);
@@ -301,9 +314,9 @@ TEST(LaneSecret, BothSidesOfOneSecretConnect) {
   StandIn standin({});
   (void)Must(standin.Open());
   TestHost near(
-      Must(CreateProvider(ConfigWith(standin.path(), kLaneSecret), tcp::CreateProvider())));
+      Must(CreateProvider(ConfigWith(standin.path(), kLaneSecret), net::tcp::CreateProvider())));
   TestHost far(
-      Must(CreateProvider(ConfigWith(standin.path(), kLaneSecret), tcp::CreateProvider())));
+      Must(CreateProvider(ConfigWith(standin.path(), kLaneSecret), net::tcp::CreateProvider())));
   const Address address = Must(far.Listen({"127.0.0.1", 0}, {}));
   auto here = std::make_unique<LaneEnd>(Must(near.Connect(address, {})), near.loop());
   auto there = std::make_unique<LaneEnd>(far.Accept(), far.loop());
@@ -320,9 +333,9 @@ TEST(LaneSecret, SidesOfTwoSecretsDoNotConnect) {
   StandIn standin({});
   (void)Must(standin.Open());
   TestHost near(
-      Must(CreateProvider(ConfigWith(standin.path(), kLaneSecret), tcp::CreateProvider())));
-  TestHost far(
-      Must(CreateProvider(ConfigWith(standin.path(), kOtherLaneSecret), tcp::CreateProvider())));
+      Must(CreateProvider(ConfigWith(standin.path(), kLaneSecret), net::tcp::CreateProvider())));
+  TestHost far(Must(
+      CreateProvider(ConfigWith(standin.path(), kOtherLaneSecret), net::tcp::CreateProvider())));
   const Address address = Must(far.Listen({"127.0.0.1", 0}, {}));
   const auto lane = near.Connect(address, {});
   ASSERT_FALSE(lane);
@@ -341,7 +354,7 @@ PluginTerms TermsWithoutSecret() {
 
 // This process has not listed a raw socket, as a proxy of this machine has not.
 TEST_F(LaneSecretTest, WithoutOneAProxyOfThisMachineIsRefused) {
-  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
+  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), net::tcp::CreateProvider())));
   RawSetup raw(Must(open.Listen({"127.0.0.1", 0}, {})));
   (void)raw.RawSession::SayHello(Packed(TermsWithoutSecret()));
   EXPECT_THAT(raw.ReceiveRefusal(), HasSubstr("is not proved that a process of user"));
@@ -368,7 +381,7 @@ TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the undefined-behaviour sanitizer built with it needs descriptors";
 #endif
-  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), tcp::CreateProvider())));
+  TestHost open(Must(CreateProvider(ConfigWith(toy_, nullptr), net::tcp::CreateProvider())));
   const Address address = Must(open.Listen({"127.0.0.1", 0}, {}));
   RawSetup raw(address);
   // Another one is refused only after the first was accepted.
@@ -454,4 +467,4 @@ TEST(LaneSecret, WithoutOneOnlyPeersOfThisMachineAreTrusted) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -19,14 +19,14 @@
 #include "ferry/tcpx/lane/payload_out.h"
 #include "ferry/tcpx/tests/testing/standin.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::LibraryCopy;
-using plugin::testing::ScopedVariables;
-using plugin::testing::Variables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::LibraryCopy;
+using testing::ScopedVariables;
+using testing::Variables;
 
 // A copy of a toy that is loaded anew, and what was asked of it.
 class Toy {
@@ -103,9 +103,9 @@ TEST_P(EveryVersion, IsGivenWhatItsVersionIsGiven) {
     auto listening = Listening::Open(*plugin, 0);
     ASSERT_TRUE(listening) << listening.error().message();
     Connecting connecting(*plugin, 0, (*listening)->handle());
-    auto sender = plugin::testing::AskUntil(Briefly(), [&] { return connecting.Connect(); });
+    auto sender = testing::AskUntil(Briefly(), [&] { return connecting.Connect(); });
     ASSERT_TRUE(sender) << sender.error().message();
-    auto receiver = plugin::testing::AskUntil(Briefly(), [&] { return (*listening)->Accept(); });
+    auto receiver = testing::AskUntil(Briefly(), [&] { return (*listening)->Accept(); });
     ASSERT_TRUE(receiver) << receiver.error().message();
     std::byte memory[64];
     auto from = (*sender)->Register(memory, sizeof memory, /*on_gpu=*/false);
@@ -301,7 +301,7 @@ class ToyBed {
     return ::testing::internal::GetCapturedStderr();
   }
   std::byte memory[4] = {};
-  OutFrame frame;
+  net::OutFrame frame;
   std::unique_ptr<PayloadOut> out;
   std::unique_ptr<PayloadIn> in;
 };
@@ -401,4 +401,4 @@ TEST(PluginLog, KeepsTheFormatOfALineThatCannotBeWrittenOut) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

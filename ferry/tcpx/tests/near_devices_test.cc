@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 using ::testing::ElementsAre;
@@ -37,4 +37,4 @@ TEST(DevicesNear, AreAllWhereNothingIsKnown) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

@@ -15,13 +15,28 @@
 #include "ferry/tcpx/tests/testing/nccl_plugin_file.h"
 #include "ferry/tcpx/tests/testing/standin.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::StandIn;
-using plugin::testing::Variables;
+using net::Address;
+using net::ChooseProvider;
+using net::ConformanceCase;
+using net::ConformanceCaseName;
+using net::ConformanceTarget;
+using net::CutInto;
+using net::Destroy;
+using net::kTimeout;
+using net::Lane;
+using net::LaneEnd;
+using net::Listener;
+using net::Provider;
+using net::ProviderConformance;
+using net::RunOn;
+using net::TestHost;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::StandIn;
+using testing::Variables;
 
 constexpr const char* kHost = "127.0.0.1";
 
@@ -37,7 +52,7 @@ std::unique_ptr<Provider> Over(StandIn& standin, std::uint64_t chunk_bytes = 512
   config.provider = "plugin:" + standin.path();
   config.devices = devices;
   config.plugin_chunk_bytes = chunk_bytes;
-  auto provider = CreateProvider(config, tcp::CreateProvider());
+  auto provider = CreateProvider(config, net::tcp::CreateProvider());
   EXPECT_TRUE(provider) << provider.error().ToString();
   return *std::move(provider);
 }
@@ -50,7 +65,7 @@ class PluginTarget : public ConformanceTarget {
   // Never accepts: what connects waits for an answer to its hello.
   Address SilentAddress() override {
     if (silent_ == nullptr) {
-      silent_host_ = std::make_unique<TestHost>(tcp::CreateProvider());
+      silent_host_ = std::make_unique<TestHost>(net::tcp::CreateProvider());
       silent_ = std::make_unique<Address>(*silent_host_->Listen({kHost, 0}, {}));
     }
     return *silent_;
@@ -81,9 +96,9 @@ class StraightTarget final : public PluginTarget {
   explicit StraightTarget(const DeviceChoice& devices = DeviceChoice::None()) : devices_(devices) {}
   std::unique_ptr<Provider> MakeProvider() override {
     Config config;
-    config.provider = "plugin:" + net::NcclPluginFile();
+    config.provider = "plugin:" + testing::NcclPluginFile();
     config.devices = devices_;
-    auto provider = CreateProvider(config, tcp::CreateProvider());
+    auto provider = CreateProvider(config, net::tcp::CreateProvider());
     EXPECT_TRUE(provider) << provider.error().ToString();
     return *std::move(provider);
   }
@@ -131,7 +146,7 @@ TEST(PluginProvider, RefusesToRegisterGpuMemoryThatNetworkCardsDoNotReach) {
   ASSERT_TRUE(devices) << devices.error().ToString();
   auto memory = (*devices)->AllocateDevice(0, 4096);
   ASSERT_TRUE(memory) << memory.error().ToString();
-  auto provider = CreateProvider(config, tcp::CreateProvider());
+  auto provider = CreateProvider(config, net::tcp::CreateProvider());
   ASSERT_TRUE(provider) << provider.error().ToString();
   const auto refused =
       (*provider)->Register({static_cast<std::byte*>(memory->data()), memory->size()});
@@ -208,7 +223,7 @@ TEST(PluginProvider, ReportsAPluginThatDoesNotExistAndAProviderThatIsNotKnown) {
 TEST(PluginProvider, AListenerMayGoAfterItsLoopHasStoppedWithASetUpInFlight) {
   StandIn standin({});
   const auto provider = Over(standin);
-  TestHost silent(tcp::CreateProvider());
+  TestHost silent(net::tcp::CreateProvider());
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
   ASSERT_TRUE((*loop)->StartWorker("test-short"));
@@ -277,4 +292,4 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingPlugin,
                          });
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

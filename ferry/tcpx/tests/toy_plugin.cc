@@ -27,7 +27,8 @@
 
 namespace {
 
-using namespace ferry::net::plugin;  // NOLINT(google-build-using-namespace): all of it is played
+namespace abi = ferry::net::nccl_abi;
+namespace layout = ferry::tcpx::layout;
 
 constexpr std::uint64_t kGuid = 0x1122334455667788;
 constexpr int kSpeed = 200'000;
@@ -113,9 +114,9 @@ void UseStateIn(void* handle) {
 }
 
 // All that comes is of no bytes.
-tcpx::UnpackMeta rows_of_toy;
+layout::UnpackMeta rows_of_toy;
 std::byte pool_of_toy[64];
-tcpx::UnpackHandle unpack_of_toy{&rows_of_toy, pool_of_toy, ~std::uint64_t{0}};
+layout::UnpackHandle unpack_of_toy{&rows_of_toy, pool_of_toy, ~std::uint64_t{0}};
 
 int Accept(void* /*listen*/, void** comm, abi::DeviceHandle** handle) {
   const bool unpacks = std::getenv("TOY_HOST") == nullptr;

@@ -20,18 +20,18 @@
 #include "ferry/tcpx/tests/testing/standin.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
-using plugin::testing::CountingDevices;
-using plugin::testing::Ends;
-using plugin::testing::MakePages;
-using plugin::testing::MakePattern;
-using plugin::testing::Pages;
-using plugin::testing::StandIn;
-using plugin::testing::Variables;
 using ::testing::AllOf;
+using testing::CountingDevices;
+using testing::Ends;
 using ::testing::HasSubstr;
+using testing::MakePages;
+using testing::MakePattern;
+using testing::Pages;
+using testing::StandIn;
+using testing::Variables;
 using transfer::Must;
 using transfer::Soon;
 
@@ -109,7 +109,7 @@ class Bed {
       gpu = {api(), 0, std::make_shared<LaneBufferPool>(), by};
     }
     if (how.most_pieces > 0) LimitPieces(lanes, how.most_pieces);
-    Ends ends = Must(plugin::testing::Connect(plugin, lanes, Soon(), api()));
+    Ends ends = Must(testing::Connect(plugin, lanes, Soon(), api()));
     if (how.pins_page) PinPage(*ends.receivers[0]);
     target.emplace(api(), bytes);
     source = MakePattern(bytes, lanes * 10 + static_cast<std::size_t>(by));
@@ -194,7 +194,7 @@ class Bed {
   struct Lane {
     std::unique_ptr<PayloadOut> out;
     std::unique_ptr<PayloadIn> in;
-    OutFrame frame;
+    net::OutFrame frame;
     std::vector<iovec> place;
   };
 
@@ -220,7 +220,7 @@ class Bed {
   }
   void PinPage(const ReceiveComm& comm) {
     // The handle lies in host memory.
-    const auto& handle = *static_cast<const tcpx::UnpackHandle*>(comm.device_handle().handle);
+    const auto& handle = *static_cast<const layout::UnpackHandle*>(comm.device_handle().handle);
     page_ = Must(api()->RegisterHost(0, handle.meta, 4096));
   }
 
@@ -444,7 +444,7 @@ class Alone {
         target(&api(), bytes),
         source(MakePages(bytes)) {
     std::memset(source.get(), 0x22, bytes);
-    Ends ends = Must(plugin::testing::Connect(plugin, 1, Soon()));
+    Ends ends = Must(testing::Connect(plugin, 1, Soon()));
     send = std::move(ends.senders[0]);
     receive = std::move(ends.receivers[0]);
     rows.emplace(Must(UnpackRows::Open(*receive, &api(), 0, Soon())));
@@ -612,4 +612,4 @@ TEST(PluginExitDeathTest, AProcessThatThePluginEndsSaysWhatThatMeans) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

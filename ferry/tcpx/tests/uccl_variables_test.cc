@@ -10,7 +10,7 @@
 
 #include "ferry/tcpx/lane/payload_out.h"
 
-namespace ferry::net::plugin {
+namespace ferry::tcpx {
 namespace {
 
 using ::testing::AllOf;
@@ -130,4 +130,4 @@ TEST(ChunkTags, AreNotNegativeAndDifferWithinTheWindow) {
 }
 
 }  // namespace
-}  // namespace ferry::net::plugin
+}  // namespace ferry::tcpx

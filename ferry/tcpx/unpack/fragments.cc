@@ -10,7 +10,7 @@
 
 #include "ferry/tcpx/unpack/rows_check.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 constexpr const char* kRemedy = "the metadata is not to be trusted; end the connection";
@@ -173,4 +173,4 @@ FragmentFault FragmentReader::FindOverlap() const {
   return fault;
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -9,7 +9,7 @@
 #include "ferry/copy/block_list.h"
 #include "ferry/core/result.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 
 // A part of a message that a network interface has received into GPU memory: bytes src..src+len of
 // its pool are bytes dst..dst+len of the message. The layout is that of NCCL's metadata for device
@@ -104,4 +104,4 @@ class FragmentReader {
   std::vector<Fragment> ordered_;  // by destination
 };
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -13,7 +13,7 @@
 
 #include "ferry/tcpx/unpack/testing/spoiled_message.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 using ::testing::ElementsAre;
@@ -235,4 +235,4 @@ TEST_F(FragmentsTest, AreAcceptedOrRefusedAsAByteByByteCheckSays) {
 }
 
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -10,7 +10,7 @@
 #define FERRY_ROWS_BOTH constexpr
 #endif
 
-namespace ferry {
+namespace ferry::tcpx {
 
 // What is wrong with a row, whatever the others are.
 FERRY_ROWS_BOTH FragmentProblem ProblemOf(const Fragment& row, std::uint64_t pool_bytes,
@@ -80,6 +80,6 @@ constexpr std::uint64_t MostPieces(std::uint64_t rows, std::uint64_t runs, std::
   return rows + runs + bytes / longest;
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx
 
 #undef FERRY_ROWS_BOTH

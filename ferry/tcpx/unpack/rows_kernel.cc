@@ -10,7 +10,7 @@
 
 #include "ferry/cuda/address.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 constexpr std::uint16_t kFreeRowSlot = 0xffff;
@@ -138,4 +138,4 @@ constexpr Status (*LaunchRowsKernel)(cuda::StreamRef, const void*) = nullptr;
 const cuda::Kernel kRowsKernel{
     .name = "rows", .launch = LaunchRowsKernel, .emulate = EmulateRowsKernel};
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

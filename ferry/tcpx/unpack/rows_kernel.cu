@@ -15,13 +15,13 @@
 //   while these are copied.
 // Thread blocks wait for others of their grid, which need not all be resident. Therefore roles are
 // given by a ticket, not by the block's index: the readers are those that run first.
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
-constexpr unsigned kWarps = kRowsThreads / prim::kWarpThreads;
+constexpr unsigned kWarps = kRowsThreads / cuda::prim::kWarpThreads;
 constexpr unsigned kRowsOfThread = kMaxFragments / kRowsThreads;
 constexpr unsigned short kFreeSlot = 0xffff;
-static_assert(kAnnouncements == prim::kWarpThreads);  // one is stored by each lane
+static_assert(kAnnouncements == cuda::prim::kWarpThreads);  // one is stored by each lane
 
 // What a reader holds of a message.
 struct Held {
@@ -71,10 +71,10 @@ __device__ __forceinline__ bool TakeRows(const RowsMessage& message, Held& held)
 #pragma unroll
   for (unsigned i = 0; i < kRowsOfThread; ++i) {
     const unsigned at = threadIdx.x + i * kRowsThreads;
-    if (at < message.count) mine[i] = prim::LoadOnce(rows + at);
+    if (at < message.count) mine[i] = cuda::prim::LoadOnce(rows + at);
   }
   if (threadIdx.x < message.run_count) {
-    held.runs[threadIdx.x] = prim::LoadOnce(runs + threadIdx.x);
+    held.runs[threadIdx.x] = cuda::prim::LoadOnce(runs + threadIdx.x);
   }
   bool right = true;
 #pragma unroll
@@ -106,10 +106,10 @@ __device__ __forceinline__ bool AreInOrder(const RowsMessage& message, const Hel
 __device__ __forceinline__ void AddBytes(const RowsMessage& message, Held& held) {
   unsigned long long sum = 0;
   ForOwnRows(message.count, [&](std::uint32_t i) { sum += held.rows[i].y; });
-  for (unsigned step = prim::kWarpThreads / 2; step > 0; step /= 2) {
-    sum += __shfl_down_sync(prim::kAllLanes, sum, step);
+  for (unsigned step = cuda::prim::kWarpThreads / 2; step > 0; step /= 2) {
+    sum += __shfl_down_sync(cuda::prim::kAllLanes, sum, step);
   }
-  if (threadIdx.x % prim::kWarpThreads == 0) atomicAdd(&held.bytes, sum);
+  if (threadIdx.x % cuda::prim::kWarpThreads == 0) atomicAdd(&held.bytes, sum);
   __syncthreads();
 }
 
@@ -257,23 +257,23 @@ __device__ __forceinline__ std::uint32_t PiecesOf(const RowsKernelArguments& giv
     word = words[index];
   }
   __threadfence();  // the list is read after the announcement
-  return __shfl_sync(prim::kAllLanes, static_cast<std::uint32_t>(word), 0);
+  return __shfl_sync(cuda::prim::kAllLanes, static_cast<std::uint32_t>(word), 0);
 }
 
 // The pieces of all messages are dealt to the warps in turn, so that all share each message.
 __device__ __forceinline__ void CopyMessages(const RowsKernelArguments& given, std::uint32_t warp,
                                              std::uint32_t warps) {
-  const unsigned lane = threadIdx.x % prim::kWarpThreads;
+  const unsigned lane = threadIdx.x % cuda::prim::kWarpThreads;
   std::uint32_t next = warp;  // piece, counted from the first of the message
   for (std::uint32_t i = 0; i < given.count; ++i) {
     const std::uint32_t pieces = PiecesOf(given, i, warp);
     const PackedBlock* const list = given.list + given.messages[i].list_begin;
     for (; next < pieces; next += warps) {
       // The layout of a piece is that of 16 bytes.
-      const uint4 word = prim::LoadOnce(reinterpret_cast<const uint4*>(list + next));
+      const uint4 word = cuda::prim::LoadOnce(reinterpret_cast<const uint4*>(list + next));
       const Block block = BlockOf(word);
-      prim::NoSum none;
-      prim::WarpCopy<true>(block.dst, block.src, block.len, lane, none);
+      cuda::prim::NoSum none;
+      cuda::prim::WarpCopy<true>(block.dst, block.src, block.len, lane, none);
     }
     next -= pieces;
   }
@@ -301,15 +301,16 @@ __global__ void __launch_bounds__(kRowsThreads, RowsBlocks())
   __syncthreads();
   const std::uint32_t ticket = taken;
   if (ticket < given.readers) {
-    prim::LetNextGridBegin();
+    cuda::prim::LetNextGridBegin();
     for (std::uint32_t i = ticket; i < given.count; i += given.readers) ReadMessage(given, i, held);
     return;
   }
   // What readers write before this belongs to this launch alone: list and announcements alternate
   // between two places, and the launch before the previous one has ended.
-  prim::GridDependencySynchronize();
-  prim::LetNextGridBegin();
-  const std::uint32_t warp = (ticket - given.readers) * kWarps + threadIdx.x / prim::kWarpThreads;
+  cuda::prim::GridDependencySynchronize();
+  cuda::prim::LetNextGridBegin();
+  const std::uint32_t warp =
+      (ticket - given.readers) * kWarps + threadIdx.x / cuda::prim::kWarpThreads;
   CopyMessages(given, warp, (gridDim.x - given.readers) * kWarps);
 }
 
@@ -322,4 +323,4 @@ Status LaunchRowsKernel(cuda::StreamRef stream, const void* arguments) {
   return cuda::Launch(stream, kRowsKernel.name, config, RowsKernel, given);
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -7,7 +7,7 @@
 #include "ferry/tcpx/unpack/fragments.h"
 #include "ferry/tcpx/unpack/rows_check.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 
 inline constexpr std::uint32_t kRowsMessages = 64;     // of a launch: as many as its arguments hold
 inline constexpr std::uint32_t kMaxMessageRuns = 256;  // of a message: they are held on chip
@@ -52,4 +52,4 @@ static_assert(sizeof(RowsKernelArguments) <= cuda::kMaxArgumentBytes);
 // copied, even if somebody still writes the rows.
 extern const cuda::Kernel kRowsKernel;
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

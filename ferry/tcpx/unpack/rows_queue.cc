@@ -10,7 +10,7 @@
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 constexpr auto kSetupTimeout = std::chrono::seconds(60);
@@ -223,4 +223,4 @@ void RowsQueue::Collect(std::size_t slot, std::uint64_t ticket, std::vector<Refu
   }
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

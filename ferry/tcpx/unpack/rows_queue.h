@@ -12,7 +12,7 @@
 #include "ferry/tcpx/unpack/fragments.h"
 #include "ferry/tcpx/unpack/rows_kernel.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 
 // A message whose rows the GPU reads.
 struct RowsRequest {
@@ -83,4 +83,4 @@ class RowsQueue {
   std::vector<std::size_t> in_slot_;  // messages of each slot's batch
 };
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -18,7 +18,7 @@
 #include "ferry/tcpx/unpack/testing/spoiled_message.h"
 #include "ferry/tcpx/unpack/unpacker.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 using ::testing::HasSubstr;
@@ -536,4 +536,4 @@ INSTANTIATE_TEST_SUITE_P(Simulated, SimulatedRowsTest, ::testing::ValuesIn(cuda:
 INSTANTIATE_TEST_SUITE_P(Gpu, RowsTest, ::testing::Values(cuda::kRealCase), cuda::DeviceCaseName);
 
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tcpx

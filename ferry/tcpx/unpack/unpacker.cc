@@ -9,7 +9,7 @@
 
 #include "ferry/cuda/address.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 constexpr auto kLastTimeout = std::chrono::seconds(60);
@@ -234,4 +234,4 @@ Error Unpacker::Fail(const char* doing, const Error& error) {
   return told;
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

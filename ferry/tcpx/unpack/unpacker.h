@@ -13,7 +13,7 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/tcpx/unpack/rows_queue.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 
 enum class UnpackBy : unsigned char {
   kAuto,    // kKernel where the GPU can run the kernels of this build, otherwise kDma
@@ -142,4 +142,4 @@ class Unpacker {
   std::vector<RefusedRows> refused_;  // not taken yet
 };
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -10,7 +10,7 @@
 
 // The CPU time for each message before a kernel can copy it. On a simulated device the launch is
 // not CUDA's, so that result shows the work around the launch.
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 enum Order : std::int64_t { kInOrder, kFewStreams, kShuffled };
@@ -99,4 +99,4 @@ BENCHMARK(BmEnqueue)
     ->Args({1, static_cast<std::int64_t>(UnpackBy::kDma)});
 
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tcpx

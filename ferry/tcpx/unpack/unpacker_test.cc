@@ -21,7 +21,7 @@
 
 // Every executor copies messages to their destinations and touches nothing else: from pools on the
 // GPU and pinned pools, on simulated devices and on GPUs.
-namespace ferry {
+namespace ferry::tcpx {
 namespace {
 
 using cuda::CopyKind;
@@ -577,4 +577,4 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LaterUnpackerTest,
                          UnpackCaseName);
 
 }  // namespace
-}  // namespace ferry
+}  // namespace ferry::tcpx

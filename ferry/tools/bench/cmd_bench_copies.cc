@@ -55,7 +55,7 @@ Status RunUnpack(const CopyBenchJob& copies) {
                  "--size is more than the 4 GiB that fragments can address; give less");
   }
   for (const std::uint64_t size : job.fragment_bytes) {
-    if (job.message_bytes % size == 0 && job.message_bytes / size < kMaxFragments) continue;
+    if (job.message_bytes % size == 0 && job.message_bytes / size < tcpx::kMaxFragments) continue;
     return Error(Code::kInvalidArgument,
                  "fragments of " + std::to_string(size) +
                      " bytes do not make a message of 512 KiB; give sizes like 1KiB or 4KiB");

@@ -49,14 +49,14 @@ template <int kStages>
 __global__ void __launch_bounds__(kStagedThreads)
     CopyByPtx(uint4* dst, const uint4* src, std::uint32_t tiles) {
   extern __shared__ __align__(128) uint4 ring[];
-  prim::RunPipeline<kStages, prim::BlockScope>(
+  cuda::prim::RunPipeline<kStages, cuda::prim::BlockScope>(
       TilesOfGroup(tiles),
       [&](int i, int slot) {
 #pragma unroll
         for (int j = 0; j < kThreadWords; ++j) {
           const int word = j * kStagedThreads + static_cast<int>(threadIdx.x);
-          prim::CopyAsync(prim::SharedAddress(ring + slot * kTileWords + word),
-                          src + FirstWord(i) + word, true);
+          cuda::prim::CopyAsync(cuda::prim::SharedAddress(ring + slot * kTileWords + word),
+                                src + FirstWord(i) + word, true);
         }
       },
       [&](int i, int slot) { WriteTile(dst + FirstWord(i), ring + slot * kTileWords); });

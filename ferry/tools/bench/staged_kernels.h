@@ -8,7 +8,7 @@ namespace ferry::tools {
 
 enum class StagedForm : std::uint8_t {
   kRegisters,       // loads and stores, no shared memory: the cost of staging is the difference
-  kPtx,             // prim::RunPipeline: cp.async, its groups and barriers
+  kPtx,             // cuda::prim::RunPipeline: cp.async, its groups and barriers
   kThreadPipeline,  // cuda::memcpy_async of 16 bytes, and a cuda::pipeline of each thread
   kBlockPipeline,   // cuda::memcpy_async of a tile, and one cuda::pipeline of the thread block
 };

@@ -22,6 +22,7 @@ namespace ferry::tools {
 namespace {
 
 using cuda::CopyKind;
+using tcpx::UnpackBy;
 
 constexpr auto kUnpackTimeout = std::chrono::seconds(60);
 // A copy for each fragment takes microseconds each.
@@ -29,8 +30,8 @@ constexpr unsigned kSlowRounds = 3;
 
 // A message in the pool, and what the unpacker is told of it.
 struct PooledMessage {
-  std::vector<Fragment> fragments;
-  PostedRun run;
+  std::vector<tcpx::Fragment> fragments;
+  tcpx::PostedRun run;
   std::vector<Block> blocks;
 };
 
@@ -115,15 +116,16 @@ class UnpackBench {
 
   Result<UnpackRow> Measure(UnpackBy by, std::uint64_t fragment_bytes) {
     UnpackRow row{.by = by, .fragment_bytes = fragment_bytes};
-    UnpackerOptions options;
+    tcpx::UnpackerOptions options;
     options.by = by;
-    const std::uint64_t pieces_of_one = (fragment_bytes + kUnpackPiece - 1) / kUnpackPiece;
+    const std::uint64_t pieces_of_one =
+        (fragment_bytes + tcpx::kUnpackPiece - 1) / tcpx::kUnpackPiece;
     for (const PooledMessage& message : messages_) {
       // Room for all messages in one batch, and another batch behind it.
       options.most_pieces = std::max<std::uint64_t>(
           options.most_pieces, 2 * messages_.size() * message.fragments.size() * pieces_of_one);
     }
-    FERRY_TRY_ASSIGN(unpacker_, Unpacker::Create(api_, job_.ordinal, options));
+    FERRY_TRY_ASSIGN(unpacker_, tcpx::Unpacker::Create(api_, job_.ordinal, options));
     FERRY_TRY_ASSIGN(row.verified, Verify());
     const unsigned rounds =
         by == UnpackBy::kKernel ? job_.rounds : std::min(kSlowRounds, job_.rounds);
@@ -204,7 +206,7 @@ class UnpackBench {
     std::memset(host_.data(), 0xE5, job_.bytes);
     FERRY_TRY(Move(CopyKind::kDeviceToHost, host_.data(), target_.data(), job_.bytes));
     for (const PooledMessage& message : messages_) {
-      for (const Fragment& one : message.fragments) {
+      for (const tcpx::Fragment& one : message.fragments) {
         if (std::memcmp(host_.bytes().data() + message.run.offset + one.dst,
                         source_.data() + one.src, one.len) != 0) {
           return false;
@@ -218,7 +220,7 @@ class UnpackBench {
     const double gbps = static_cast<double>(job_.bytes) / row.seconds / 1e9;
     const double dma_ratio = dma_seconds_ / row.seconds;
     if (job_.json) {
-      PrintLine(Json{{"unpack", UnpackName(row.by)},
+      PrintLine(Json{{"unpack", tcpx::UnpackName(row.by)},
                      {"fragment_bytes", row.fragment_bytes},
                      {"bytes", job_.bytes},
                      {"messages", messages_.size()},
@@ -232,11 +234,11 @@ class UnpackBench {
                     .dump());
       return;
     }
-    PrintLine(
-        fmt::format("{:<6} {:>6} B fragments: {:>8.2f} GB/s, {:.1f} x dma; {:.2f} us to read "
-                    "a message of {}, {:.2f} us until it is launched; verified {}",
-                    UnpackName(row.by), row.fragment_bytes, gbps, dma_ratio, row.read_seconds * 1e6,
-                    job_.message_bytes, row.launch_seconds * 1e6, row.verified ? "yes" : "NO"));
+    PrintLine(fmt::format(
+        "{:<6} {:>6} B fragments: {:>8.2f} GB/s, {:.1f} x dma; {:.2f} us to read "
+        "a message of {}, {:.2f} us until it is launched; verified {}",
+        tcpx::UnpackName(row.by), row.fragment_bytes, gbps, dma_ratio, row.read_seconds * 1e6,
+        job_.message_bytes, row.launch_seconds * 1e6, row.verified ? "yes" : "NO"));
   }
 
   cuda::DeviceApi* const api_;
@@ -248,8 +250,8 @@ class UnpackBench {
   cuda::DeviceBuffer pool_;
   cuda::DeviceBuffer target_;
   cuda::PinnedBuffer host_;
-  FragmentReader reader_;
-  std::unique_ptr<Unpacker> unpacker_;  // goes before the memory that it uses
+  tcpx::FragmentReader reader_;
+  std::unique_ptr<tcpx::Unpacker> unpacker_;  // goes before the memory that it uses
   double dma_seconds_ = 0;
 };
 

@@ -32,8 +32,8 @@ constexpr const char* kWayNames[]{"prepared", "blocks", "rows"};
 
 // A message as long as its rows allow, in the pinned memory of a plugin.
 struct FilledMessage {
-  std::span<Fragment> rows;
-  PostedRun run;
+  std::span<tcpx::Fragment> rows;
+  tcpx::PostedRun run;
   std::vector<Block> blocks;
 };
 
@@ -64,10 +64,10 @@ class RowsBench {
     std::vector<std::uint64_t> places(count);
     std::iota(places.begin(), places.end(), 0);
     std::shuffle(places.begin(), places.end(), random);
-    auto* const rows = static_cast<Fragment*>(rows_.data());
+    auto* const rows = static_cast<tcpx::Fragment*>(rows_.data());
     messages_.clear();
-    for (std::uint64_t first = 0; first < count; first += kMaxFragments) {
-      const std::uint64_t here = std::min<std::uint64_t>(kMaxFragments, count - first);
+    for (std::uint64_t first = 0; first < count; first += tcpx::kMaxFragments) {
+      const std::uint64_t here = std::min<std::uint64_t>(tcpx::kMaxFragments, count - first);
       FilledMessage message{{rows + first, here}, {first * fragment_bytes, 0}, {}};
       for (std::uint64_t i = 0; i < here; ++i) {
         const std::uint64_t len =
@@ -89,7 +89,7 @@ class RowsBench {
     FERRY_TRY_ASSIGN(pool_, api_->AllocateDevice(job_.ordinal, pool_bytes));
     FERRY_TRY_ASSIGN(target_, api_->AllocateDevice(job_.ordinal, job_.bytes));
     FERRY_TRY_ASSIGN(host_, api_->AllocatePinned(job_.ordinal, pool_bytes));
-    FERRY_TRY_ASSIGN(rows_, api_->AllocatePinned(job_.ordinal, count * sizeof(Fragment)));
+    FERRY_TRY_ASSIGN(rows_, api_->AllocatePinned(job_.ordinal, count * sizeof(tcpx::Fragment)));
     FERRY_TRY_ASSIGN(rows_place_, Place::OnHost(*api_, job_.ordinal, rows_.data()));
     source_.resize(pool_bytes);
     for (std::byte& one : source_) one = static_cast<std::byte>((*random)());
@@ -105,11 +105,11 @@ class RowsBench {
 
   Status MakeWays(std::uint64_t pool_bytes, std::uint64_t count) {
     pool_bytes_ = pool_bytes;
-    UnpackerOptions options;
+    tcpx::UnpackerOptions options;
     // Room for two calls of blocks, which may be cut.
-    const std::uint64_t cut = job_.bytes / kUnpackPiece;
+    const std::uint64_t cut = job_.bytes / tcpx::kUnpackPiece;
     options.most_pieces = std::max(options.most_pieces, 2 * (count + cut + messages_.size()));
-    FERRY_TRY_ASSIGN(unpacker_, Unpacker::Create(api_, job_.ordinal, options));
+    FERRY_TRY_ASSIGN(unpacker_, tcpx::Unpacker::Create(api_, job_.ordinal, options));
     std::vector<PlacedList> lists;
     requests_.clear();
     for (FilledMessage& message : messages_) {
@@ -118,7 +118,7 @@ class RowsBench {
       const auto at =
           static_cast<std::uint64_t>(message.rows.data() - messages_.front().rows.data());
       requests_.push_back(
-          {cuda::PointerTo<const Fragment>(rows_place_.mapped + at * sizeof(Fragment)),
+          {cuda::PointerTo<const tcpx::Fragment>(rows_place_.mapped + at * sizeof(tcpx::Fragment)),
            message.rows.size(), ReceiveOf(message), ListOf(message).dst, ListOf(message).src});
     }
     FERRY_TRY_ASSIGN(prepared_, PrepareCopy(api_, job_.ordinal, cuda::CopyKind::kDeviceToDevice,
@@ -126,7 +126,7 @@ class RowsBench {
     return Ok();
   }
 
-  PostedReceive ReceiveOf(const FilledMessage& message) const {
+  tcpx::PostedReceive ReceiveOf(const FilledMessage& message) const {
     return {pool_bytes_, message.run.bytes, {&message.run, 1}};
   }
   PlacedList ListOf(const FilledMessage& message) const {
@@ -158,7 +158,7 @@ class RowsBench {
       if (deadline.expired()) return Error(Code::kTimedOut, "unpacking did not end in a minute");
     }
     const double seconds = Seconds(Clock::now() - begin) / calls;
-    for (const RefusedRows& refused : unpacker_->TakeRefused(ticket)) return refused.error;
+    for (const tcpx::RefusedRows& refused : unpacker_->TakeRefused(ticket)) return refused.error;
     return seconds;
   }
 
@@ -211,7 +211,7 @@ class RowsBench {
     FERRY_TRY_ASSIGN(std::ignore, Time(kRows, 1));
     FERRY_TRY(Move(cuda::CopyKind::kDeviceToHost, host_.data(), target_.data(), job_.bytes));
     for (const FilledMessage& message : messages_) {
-      for (const Fragment& row : message.rows) {
+      for (const tcpx::Fragment& row : message.rows) {
         if (std::memcmp(host_.bytes().data() + message.run.offset + row.dst,
                         source_.data() + row.src, row.len) != 0) {
           return false;
@@ -264,10 +264,10 @@ class RowsBench {
   cuda::PinnedBuffer rows_;
   Place rows_place_;
   std::vector<FilledMessage> messages_;
-  std::vector<RowsRequest> requests_;
-  FragmentReader reader_;
+  std::vector<tcpx::RowsRequest> requests_;
+  tcpx::FragmentReader reader_;
   std::unique_ptr<PreparedCopy> prepared_;  // these two go before the memory that they use
-  std::unique_ptr<Unpacker> unpacker_;
+  std::unique_ptr<tcpx::Unpacker> unpacker_;
   double one_[kWays]{};   // seconds of a call alone
   double many_[kWays]{};  // of each of kCalls
   double launch_seconds_ = 0;

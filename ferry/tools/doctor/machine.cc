@@ -34,16 +34,12 @@ std::uint64_t CountOf(rlim_t limit) { return limit == RLIM_INFINITY ? kUnlimited
 class Machine final : public SystemView {
  public:
   Result<std::string> ReadFile(const std::string& path) override;
-  Result<PathState> StateOf(const std::string& path) override {
-    return net::plugin::FindPathState(path);
-  }
+  Result<PathState> StateOf(const std::string& path) override { return net::FindPathState(path); }
   Result<std::vector<std::string>> List(const std::string& folder) override {
-    return net::plugin::ListFolder(folder);
+    return net::ListFolder(folder);
   }
   Result<std::string> RealPath(const std::string& path) override;
-  std::map<std::string, std::string> Environment() override {
-    return net::plugin::ReadEnvironment();
-  }
+  std::map<std::string, std::string> Environment() override { return net::ReadEnvironment(); }
   Result<CommandEnd> Run(const std::vector<std::string>& arguments, Deadline deadline) override {
     return RunCommand(arguments, deadline);
   }
@@ -59,9 +55,9 @@ class Machine final : public SystemView {
     return net::ReadInterfaces().value_or(std::vector<net::InterfaceAddress>());
   }
   bool MayUse(const std::string& congestion_control) override;
-  Result<bool> TakesTokens(int option) override { return net::plugin::ProbeTokenOption(option); }
+  Result<bool> TakesTokens(int option) override { return net::ProbeTokenOption(option); }
   Result<NicSwitches> SwitchesOf(const std::string& interface) override {
-    return net::plugin::AskNic(interface);
+    return net::AskNic(interface);
   }
   Limit LimitOf(int resource) override;
   std::vector<int> Cores() override;

@@ -52,12 +52,12 @@ struct ClockState {
   std::int64_t max_error_us = 0;
 };
 
-using net::plugin::NicSwitches;  // NOLINT: for those who include this
-using net::plugin::PathState;    // NOLINT: for those who include this
+using net::NicSwitches;  // NOLINT: for those who include this
+using net::PathState;    // NOLINT: for those who include this
 
 // The machine as `ferry doctor` reads it. No call changes anything, and every call returns by its
 // deadline. For one thread. Tests substitute a fake machine.
-class SystemView : public net::plugin::MachineView {
+class SystemView : public net::MachineView {
  public:
   // A file of /proc or /sys, up to 1 MiB of it, without the line end. Errors: as ErrnoError.
   virtual Result<std::string> ReadFile(const std::string& path) = 0;

@@ -13,17 +13,17 @@
 namespace ferry::tools {
 namespace {
 
-using net::plugin::kTcpxTokenOption;
-using net::plugin::kUcclPluginVariable;
-using net::plugin::kUpstreamTokenOption;
-using net::plugin::kUsualPluginPath;
+using tcpx::kTcpxTokenOption;
+using tcpx::kUcclPluginVariable;
+using tcpx::kUpstreamTokenOption;
+using tcpx::kUsualPluginPath;
 
 // Where Google's installer leaves it, by the name of its build target; often mounted noexec.
 constexpr const char* kInstalledPlugin = "/var/lib/tcpx/lib64/libnccl-net.so";
-constexpr const char* kPrefixVariable = net::plugin::kTcpxPrefixVariable;
-constexpr const char* kPluginsPrefix = net::plugin::kTcpxUsualPrefix;
+constexpr const char* kPrefixVariable = tcpx::kTcpxPrefixVariable;
+constexpr const char* kPluginsPrefix = tcpx::kTcpxUsualPrefix;
 constexpr const char* kDaemonsFolder = "/run/tcpx";
-constexpr const char* kGpuSocket = net::plugin::kTcpxGpuSocket;
+constexpr const char* kGpuSocket = tcpx::kTcpxGpuSocket;
 constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";
 
 struct PluginPath {
@@ -61,7 +61,7 @@ std::vector<std::string> NamesIn(const TcpxSetup& setup, const std::string& fold
 }
 
 bool HasDaemon(const std::vector<std::string>& names) {
-  return std::find(names.begin(), names.end(), net::plugin::kTcpxRuleSocket) != names.end();
+  return std::find(names.begin(), names.end(), tcpx::kTcpxRuleSocket) != names.end();
 }
 
 void AddNoDaemon(const TcpxSetup& setup, const std::string& prefix, Check* check) {
@@ -135,7 +135,7 @@ TcpxSetup TcpxSetupOf(SystemView* system) {
   for (const std::string& name : NamesIn(setup, "/sys/class/net")) {
     if (name != "bonding_masters") all.push_back(name);  // the one file among the folders
   }
-  const auto list = setup.Variable(net::plugin::kTcpxInterfacesVariable);
+  const auto list = setup.Variable(tcpx::kTcpxInterfacesVariable);
   setup.chosen = list.has_value();
   if (list) {
     setup.interfaces = TcpxMatches(*list, all);

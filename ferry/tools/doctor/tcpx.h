@@ -17,7 +17,7 @@
 namespace ferry::tools {
 
 // The variable with which a user names the file of a network plugin;
-// net::plugin::kUcclPluginVariable is another.
+// tcpx::kUcclPluginVariable is another.
 inline constexpr const char* kPluginVariable = "FERRY_NET_PLUGIN";
 
 // The inputs that the checks share.
@@ -57,8 +57,8 @@ Check CheckTcpxLimits(const TcpxSetup& setup, const std::vector<Check>& others);
 
 // ---- what they share ----------------------------------------------------------------------------
 
-using net::plugin::TcpxEntries;  // NOLINT: for those who include this
-using net::plugin::TcpxMatches;  // NOLINT: for those who include this
+using tcpx::TcpxEntries;  // NOLINT: for those who include this
+using tcpx::TcpxMatches;  // NOLINT: for those who include this
 // The chunk size in bytes; nothing if it is not set or is not a number above 0.
 std::optional<std::uint64_t> TcpxChunkSize(const TcpxSetup& setup);
 

@@ -10,12 +10,12 @@
 namespace ferry::tools {
 namespace {
 
-using net::plugin::TakesInterface;
+using tcpx::TakesInterface;
 
-constexpr const char* kDataInterfaces = net::plugin::kTcpxInterfacesVariable;
+constexpr const char* kDataInterfaces = tcpx::kTcpxInterfacesVariable;
 constexpr const char* kControlInterface = "NCCL_GPUDIRECTTCPX_CTRL_DEV";
 constexpr const char* kA3Interfaces = "eth1,eth2,eth3,eth4";
-constexpr const char* kSplitFlag = net::plugin::kTcpxSplitFlag;
+constexpr const char* kSplitFlag = tcpx::kTcpxSplitFlag;
 constexpr const char* kStrictFlag = "enable-strict-header-split";
 constexpr const char* kBufferFlag = "enable-max-rx-buffer-size";
 // A packet then holds a page of payload behind the headers of IPv4 and TCP with timestamps.

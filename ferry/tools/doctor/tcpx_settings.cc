@@ -12,7 +12,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr const char* kChunkVariable = net::plugin::kTcpxChunkVariable;
+constexpr const char* kChunkVariable = tcpx::kTcpxChunkVariable;
 constexpr std::uint64_t kUsualChunk = 524288;
 constexpr std::uint64_t kMaxChunk = 4194304;  // of the plugin's slices
 constexpr const char* kWaitVariable = "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_WAIT_MICROS";

@@ -17,8 +17,8 @@
 namespace ferry::tools {
 namespace {
 
-using net::plugin::kUcclPluginVariable;
-using net::plugin::kUsualPluginPath;
+using tcpx::kUcclPluginVariable;
+using tcpx::kUsualPluginPath;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -361,13 +361,13 @@ TEST(DoctorTcpxMatches, ArePrefixesWholeNamesOrAllOthers) {
 
 TEST(TcpxJudge, FindsAMachineThatIsMadeForItWhole) {
   A3Machine machine;
-  const auto judgement = net::plugin::JudgeTcpx(&machine.system, Config());
+  const auto judgement = tcpx::JudgeTcpx(&machine.system, Config());
   EXPECT_TRUE(judgement.whole) << judgement.reason;
   EXPECT_EQ(judgement.plugin, kUsualPluginPath);
   Config named;
   named.net_plugin = "/opt/x.so";
   machine.system.states["/opt/x.so"] = PathState{.readable = true};
-  EXPECT_EQ(net::plugin::JudgeTcpx(&machine.system, named).plugin, "/opt/x.so");
+  EXPECT_EQ(tcpx::JudgeTcpx(&machine.system, named).plugin, "/opt/x.so");
 }
 
 TEST(TcpxJudge, TellsWhatIsMissing) {
@@ -407,7 +407,7 @@ TEST(TcpxJudge, TellsWhatIsMissing) {
   for (const auto& [spoil, about] : kCases) {
     A3Machine machine;
     spoil(&machine.system);
-    const auto judgement = net::plugin::JudgeTcpx(&machine.system, Config());
+    const auto judgement = tcpx::JudgeTcpx(&machine.system, Config());
     EXPECT_FALSE(judgement.whole) << about;
     EXPECT_THAT(judgement.reason, HasSubstr(about));
   }

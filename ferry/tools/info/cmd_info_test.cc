@@ -181,7 +181,7 @@ TEST(InfoPlugin, CannotBeUsedForWantOfItsHost) {
 }
 #else
 TEST(InfoPlugin, IsNoneOrNamedWithTheReasonWhyItCannotBeUsed) {
-  ASSERT_EQ(::unsetenv(net::plugin::kUcclPluginVariable), 0);
+  ASSERT_EQ(::unsetenv(tcpx::kUcclPluginVariable), 0);
   EXPECT_TRUE(PluginInfo(Config()).is_null());
   EXPECT_THAT(Printed(PrintPlugin, Json(nullptr)), HasSubstr("none (FERRY_NET_PLUGIN names one)"));
   Config config;

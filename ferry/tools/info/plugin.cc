@@ -13,7 +13,7 @@
 namespace ferry::tools {
 namespace {
 
-Json DescribeNic(const net::plugin::NicFacts& nic) {
+Json DescribeNic(const tcpx::NicFacts& nic) {
   return Json{{"name", nic.name},
               {"pci_path", nic.pci_path},
               {"guid", nic.guid},
@@ -30,10 +30,10 @@ Json DescribeNic(const net::plugin::NicFacts& nic) {
 }  // namespace
 
 Json PluginInfo(const Config& config) {
-  const net::plugin::PluginPath asked = net::plugin::FindPluginPath(config);
+  const tcpx::PluginPath asked = tcpx::FindPluginPath(config);
   if (asked.path.empty()) return nullptr;
   Json info{{"path", asked.path}, {"source", asked.source}};
-  const auto plugin = net::plugin::Plugin::Open(asked.path);
+  const auto plugin = tcpx::Plugin::Open(asked.path);
   if (!plugin) {
     info.update(ErrorToJson(plugin.error()));
     return info;
@@ -41,7 +41,7 @@ Json PluginInfo(const Config& config) {
   info["name"] = (*plugin)->name();
   info["version"] = (*plugin)->version();
   info["devices"] = Json::array();
-  for (const net::plugin::NicFacts& nic : (*plugin)->nics()) {
+  for (const tcpx::NicFacts& nic : (*plugin)->nics()) {
     info["devices"].push_back(DescribeNic(nic));
   }
   return info;

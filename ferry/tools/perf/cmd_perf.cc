@@ -71,7 +71,7 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
          "Memory of the server; default: as --memory, in loopback the next GPU if there is one")
       ->type_name("KIND");
   app->add_option("--size", flags->sizes, "Bytes of an operation, like 64MiB; a list")
-      ->envname(net::plugin::kUcclPerfSize)
+      ->envname(tcpx::kUcclPerfSize)
       ->capture_default_str()
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -82,7 +82,7 @@ void DeclareMeasurement(CLI::App* app, PerfFlags* flags) {
       ->type_name("SIZE");
   app->add_option("--iters", flags->job.iterations,
                   "Operations in a round; 0: as many as take half a second, at least 5")
-      ->envname(net::plugin::kUcclPerfIterations)
+      ->envname(tcpx::kUcclPerfIterations)
       ->capture_default_str()
       ->check(NotNegative())
       ->type_name("N");

@@ -111,7 +111,7 @@ Result<Config> LoadConfig(const std::vector<std::string>& assignments) {
     }
     FERRY_TRY(config.Set(assignment.substr(0, equals), assignment.substr(equals + 1), "--set"));
   }
-  FERRY_TRY(net::plugin::ApplyUcclVariables(&config));
+  FERRY_TRY(tcpx::ApplyUcclVariables(&config));
   FERRY_TRY(config.Validate());
   SetLogLevel(config.log_level);
   SetLogFormat(config.log_format);

@@ -15,7 +15,7 @@ namespace ferry::tools {
 
 Json UcclVariables() {
   Json all = Json::array();
-  for (const net::plugin::UcclVariable& one : net::plugin::UcclVariables()) {
+  for (const tcpx::UcclVariable& one : tcpx::UcclVariables()) {
     const char* const value = std::getenv(one.name);
     all.push_back(Json{{"name", one.name},
                        {"value", value == nullptr ? Json(nullptr) : Json(value)},

@@ -19,7 +19,7 @@
 namespace ferry::nccl_net {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 
 constexpr std::size_t kSlots = 1024;  // more than messages in flight
 constexpr int kMegabits = 100'000;
@@ -169,7 +169,7 @@ int CloseListen(void* listen_comm) {
 
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
-__attribute__((visibility("default"))) ferry::net::plugin::abi::TableV10 ncclNetPlugin_v10 = {
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV10 ncclNetPlugin_v10 = {
     .name = "Null",
     .init = ferry::nccl_net::Init,
     .devices = ferry::nccl_net::Devices,

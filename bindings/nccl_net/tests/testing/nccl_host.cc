@@ -19,7 +19,7 @@
 namespace ferry::nccl_net::testing {
 namespace {
 
-namespace abi = net::plugin::abi;
+namespace abi = net::nccl_abi;
 
 // How long a logger that a test holds blocks at most.
 constexpr std::chrono::seconds kMaxHeld{20};
@@ -112,7 +112,7 @@ NcclHost::NcclHost(const std::string& path, int version) {
   if (library == nullptr) throw std::runtime_error(::dlerror());
   void* const table = ::dlsym(library, fmt::format("ncclNetPlugin_v{}", version).c_str());
   if (table == nullptr) throw std::runtime_error(fmt::format("no table of version {}", version));
-  driver_ = net::plugin::MakeDriver(version, table);
+  driver_ = tcpx::MakeDriver(version, table);
   Require(driver_->Init(KeepLine), "init");
 }
 

@@ -17,9 +17,9 @@
 
 namespace ferry::nccl_net::testing {
 
-using net::plugin::Driver;
-using net::plugin::Handle;
-using net::plugin::Message;
+using tcpx::Driver;
+using tcpx::Handle;
+using tcpx::Message;
 
 // A failure of a call that a test depends on throws std::runtime_error.
 void Require(int outcome, const char* call);
@@ -70,7 +70,7 @@ class ScopedVariable {
 };
 
 // The logger that hosts give the plugin: it keeps lines for the functions below.
-net::plugin::abi::Logger LoggerOfTests();
+net::nccl_abi::Logger LoggerOfTests();
 // Lines that the plugin has given to NCCL's logger, in this process. Its thread may be about to
 // give it others.
 std::string LoggedText();

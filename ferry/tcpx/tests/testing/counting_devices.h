@@ -4,7 +4,7 @@
 
 #include "ferry/cuda/testing/forwarding_devices.h"
 
-namespace ferry::net::plugin::testing {
+namespace ferry::tcpx::testing {
 
 // Counts what is made on a device.
 class CountingDevices final : public cuda::ForwardingDevices {
@@ -37,4 +37,4 @@ class CountingDevices final : public cuda::ForwardingDevices {
   std::size_t made_ = 0;
 };
 
-}  // namespace ferry::net::plugin::testing
+}  // namespace ferry::tcpx::testing

@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <string>
 
-namespace ferry::net {
+namespace ferry::tcpx::testing {
 
 inline std::string NcclPluginFile() {
   const char* const brought = std::getenv("FERRY_NCCL_PLUGIN_FILE");
   return brought != nullptr ? brought : FERRY_NCCL_PLUGIN;
 }
 
-}  // namespace ferry::net
+}  // namespace ferry::tcpx::testing

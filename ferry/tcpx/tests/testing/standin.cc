@@ -7,7 +7,7 @@
 #include <cstring>
 #include <future>
 
-namespace ferry::net::plugin::testing {
+namespace ferry::tcpx::testing {
 namespace {
 
 // Looks up a symbol of a library that is already loaded.
@@ -60,4 +60,4 @@ Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline, cuda:
   return ends;
 }
 
-}  // namespace ferry::net::plugin::testing
+}  // namespace ferry::tcpx::testing

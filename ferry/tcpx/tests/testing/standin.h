@@ -14,7 +14,7 @@
 #include "standin/testing/library_copy.h"
 #include "standin/testing/pages.h"
 
-namespace ferry::net::plugin::testing {
+namespace ferry::tcpx::testing {
 
 using standin::testing::LibraryCopy;
 using standin::testing::MakePages;
@@ -60,4 +60,4 @@ struct Ends {
 Result<Ends> Connect(Plugin* plugin, std::size_t count, Deadline deadline,
                      cuda::DeviceApi* api = nullptr);
 
-}  // namespace ferry::net::plugin::testing
+}  // namespace ferry::tcpx::testing

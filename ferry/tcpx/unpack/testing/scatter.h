@@ -11,7 +11,7 @@
 #include "ferry/tcpx/unpack/fragments.h"
 
 // Scatters a message over a pool, as a network interface does, and reassembles it slowly.
-namespace ferry {
+namespace ferry::tcpx {
 
 struct ScatterOptions {
   std::uint64_t seed = 1;
@@ -91,4 +91,4 @@ inline void PutInPlace(const Scattered& message, std::span<const PostedRun> runs
   }
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx

@@ -10,7 +10,7 @@
 #include "ferry/tcpx/unpack/fragments.h"
 #include "ferry/tcpx/unpack/testing/scatter.h"
 
-namespace ferry {
+namespace ferry::tcpx {
 
 // Where each byte of the place comes from, found byte by byte; none where fragments are wrong.
 using Origins = std::vector<std::optional<std::uint64_t>>;
@@ -140,4 +140,4 @@ inline std::optional<Origins> ReferenceOrigins(const SpoiledMessage& message) {
   return ReferenceOrigins(message.fragments, message.receive, message.place_end);
 }
 
-}  // namespace ferry
+}  // namespace ferry::tcpx
