@@ -14,8 +14,6 @@
 namespace ferry::nccl_net {
 namespace {
 
-constexpr const char* kUnknownListen = "unknown or closed listen comm";
-
 Key RandomKey() {
   Key key;
   FillRandom(key);

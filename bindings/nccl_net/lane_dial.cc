@@ -1,6 +1,7 @@
 // Implements LaneDial.
 #include "bindings/nccl_net/lane_dial.h"
 
+#include <string>
 #include <utility>
 
 #include "bindings/nccl_net/engine.h"
@@ -51,7 +52,8 @@ void LaneDial::OnUp(std::size_t index, std::unique_ptr<net::Lane> lane, Deadline
 void LaneDial::OnGone(session::Handshake* handshake, const Error& error) {
   const std::size_t index = handshake->number();
   const std::string peer = request_.addresses[index].ToString();
-  const bool is_closed = handshake->was_refused() && error.code() == Code::kRefused;
+  const bool is_closed =
+      handshake->was_refused() && error.message().find(kUnknownListen) != std::string::npos;
   const bool may_pass = request_.may_retry && error.code() == Code::kPeerLost;
   request_.loop->Post([gone = std::move(handshakes_[index])] {});
   dial_->Fail(index, is_closed ? ListenCommClosed(peer) : error,

@@ -20,7 +20,8 @@ std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
                                     const std::string& peer);
 // The error for a rank whose plugin uses another protocol version.
 Error OtherVersion(std::uint16_t others, const std::string& peer);
-// The error for a rank that has no such listen comm, and so did not connect.
+// What a rank that has no such listen comm says when it refuses a lane, and the error for that.
+inline constexpr const char* kUnknownListen = "unknown or closed listen comm";
 Error ListenCommClosed(const std::string& peer);
 
 }  // namespace ferry::nccl_net

@@ -230,6 +230,8 @@ class Lane {
   // the peer's kernel takes the pages themselves. Where the process has no descriptor left to ask
   // the kernel with, errno is EMFILE or ENFILE.
   virtual bool ProvePeer(const ProcessHint& /*process*/) { return false; }
+  // As ProvePeer(), but asks only when a payload is sent that pages could be spliced for.
+  virtual void ProvePeerLater(const ProcessHint& /*process*/) {}
   // Whether what was sent up to this position (OutFrame::spliced_to) has left the kernel: the
   // peer's TCP has acknowledged it, or the lane is closed. An acknowledgement of the peer that
   // comes before is a lie.

@@ -14,11 +14,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/fork.h"
 #include "ferry/net/address.h"
@@ -163,54 +167,95 @@ std::optional<KernelSocket> FindOther(const Netlink& kernel, const SocketEnds& e
   return Find(kernel, ends.family, ends.remote, ends.local, holder);
 }
 
-bool SameFile(const std::string& a, const std::string& b) {
-  struct stat first {};
-  struct stat second {};
-  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 &&
-         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
-}
-
-std::string TargetOf(const std::string& link) {
+std::string TargetOf(int folder, const std::string& link) {
   std::string target(256, '\0');
-  const ssize_t length = ::readlink(link.c_str(), target.data(), target.size());
+  const ssize_t length = ::readlinkat(folder, link.c_str(), target.data(), target.size());
   target.resize(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
   return target;
 }
 
-std::string Contents(int fd, std::size_t most) {
-  std::string text(most, '\0');
-  const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-  return text;
-}
-
-// Whether all four user ids of the process are ours: one that has given up its own may still hold
-// what it made before.
-bool RunsAsUs(const std::string& process) {
-  const UniqueFd status(::open((process + "/status").c_str(), O_RDONLY | O_CLOEXEC));
-  return status && Contents(status.get(), 4096)
-                           .find(fmt::format("\nUid:\t{0}\t{0}\t{0}\t{0}\n", ::geteuid())) !=
-                       std::string::npos;
-}
-
-// The descriptor that a process's list has for a cookie. Looks at the list's own before it opens
-// the file, since opening some files has effects.
-std::optional<std::int64_t> Listed(const std::string& list, std::uint64_t cookie) {
-  const std::string name = fmt::format("/memfd:{} (deleted)", kListName);
-  const UniqueFd path(::open(list.c_str(), O_PATH | O_CLOEXEC));
-  struct stat info {};
-  if (!path || ::fstat(path.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
-      info.st_uid != ::geteuid() || TargetOf(list) != name) {
-    return std::nullopt;
+// A process with a list that runs under our user id and in our user namespace.
+class OwnProcess {
+ public:
+  // `what` says where the kernel has it. Null if there is no such process.
+  static std::shared_ptr<const OwnProcess> Open(const ProcessHint& what) {
+    UniqueFd folder(
+        ::open(fmt::format("/proc/{}", what.pid).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!folder || !IsInOurNamespace(folder.get()) || !RunsAsUs(folder.get())) return nullptr;
+    UniqueFd list = OpenList(folder.get(), fmt::format("fd/{}", what.list));
+    if (!list) return nullptr;
+    return std::make_shared<const OwnProcess>(ClosedInChildren(std::move(folder)),
+                                              ClosedInChildren(std::move(list)));
   }
-  const UniqueFd opened(
-      ::open(fmt::format("/proc/self/fd/{}", path.get()).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!opened) return std::nullopt;
-  for (const Entry& entry : ReadBucket(opened.get(), cookie)) {
-    if (entry.cookie == cookie) return entry.descriptor;
+  OwnProcess(UniqueFd folder, UniqueFd list) : folder_(std::move(folder)), list_(std::move(list)) {}
+
+  // Whether it has this socket, and has listed it. False once it has ended, even if another process
+  // has its number then.
+  bool Has(const KernelSocket& socket) const {
+    const Bucket bucket = ReadBucket(list_.get(), socket.cookie);
+    return std::any_of(bucket.begin(), bucket.end(), [&](const Entry& entry) {
+      return entry.cookie == socket.cookie &&
+             TargetOf(folder_.get(), fmt::format("fd/{}", entry.descriptor)) ==
+                 fmt::format("socket:[{}]", socket.inode);
+    });
   }
-  return std::nullopt;
-}
+
+ private:
+  static bool IsInOurNamespace(int folder) {
+    struct stat theirs {};
+    struct stat ours {};
+    return ::fstatat(folder, "ns/user", &theirs, 0) == 0 &&
+           ::stat("/proc/self/ns/user", &ours) == 0 && theirs.st_dev == ours.st_dev &&
+           theirs.st_ino == ours.st_ino;
+  }
+
+  // Whether all four user ids of the process are ours: one that has given up its own may still hold
+  // what it made before.
+  static bool RunsAsUs(int folder) {
+    const UniqueFd status(::openat(folder, "status", O_RDONLY | O_CLOEXEC));
+    std::string text(4096, '\0');
+    return status && ::read(status.get(), text.data(), text.size()) > 0 &&
+           text.find(fmt::format("\nUid:\t{0}\t{0}\t{0}\t{0}\n", ::geteuid())) != std::string::npos;
+  }
+
+  // Looks at the descriptor before it opens the file, since opening some files has effects.
+  static UniqueFd OpenList(int folder, const std::string& descriptor) {
+    const UniqueFd path(::openat(folder, descriptor.c_str(), O_PATH | O_CLOEXEC));
+    struct stat info {};
+    if (!path || ::fstat(path.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
+        info.st_uid != ::geteuid() ||
+        TargetOf(folder, descriptor) != fmt::format("/memfd:{} (deleted)", kListName)) {
+      return {};
+    }
+    return UniqueFd(
+        ::open(fmt::format("/proc/self/fd/{}", path.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  }
+
+  const UniqueFd folder_;
+  const UniqueFd list_;
+};
+
+// The process that was asked for last, kept for the further lanes of its connection: to open it
+// takes two thirds of a proof's time. For a second only, since it may give up its user id; sockets
+// that it makes then are not ours, but older ones are.
+class LastProcess {
+ public:
+  std::shared_ptr<const OwnProcess> Open(const ProcessHint& what) {
+    const std::lock_guard lock(mutex_);
+    if (what != what_ || !process_ || Clock::now() > until_) {
+      process_ = OwnProcess::Open(what);
+      what_ = what;
+      until_ = Clock::now() + std::chrono::seconds(1);
+    }
+    return process_;
+  }
+
+ private:
+  std::mutex mutex_;  // over the rest
+  ProcessHint what_;
+  std::shared_ptr<const OwnProcess> process_;
+  Clock::time_point until_;
+};
 
 }  // namespace
 
@@ -246,11 +291,9 @@ bool IsHeldBy(const ProcessHint& process, int socket) {
   if (!own || own->cookie != CookieOf(socket)) return false;
   const auto other = FindOther(kernel, *ends, interface);
   if (!other || other->uid != ::geteuid()) return false;
-  const std::string folder = fmt::format("/proc/{}", process.pid);
-  if (!SameFile(folder + "/ns/user", "/proc/self/ns/user") || !RunsAsUs(folder)) return false;
-  const auto descriptor = Listed(fmt::format("{}/fd/{}", folder, process.list), other->cookie);
-  return descriptor && TargetOf(fmt::format("{}/fd/{}", folder, *descriptor)) ==
-                           fmt::format("socket:[{}]", other->inode);
+  static PerProcess<LastProcess> last;
+  const auto owner = last.Get().Open(process);
+  return owner && owner->Has(*other);
 }
 
 Status RequireProof(Lane* lane, const ProcessHint& process, const std::string& peer_name) {

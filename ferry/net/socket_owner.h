@@ -28,6 +28,8 @@ std::optional<SocketEnds> EndsOf(int socket);
 struct ProcessHint {
   std::int32_t pid = 0;   // 0: none
   std::int32_t list = 0;  // the descriptor of its list
+
+  bool operator==(const ProcessHint&) const = default;
 };
 // That of this process; none where the kernel has no memfd.
 ProcessHint ThisProcess();

@@ -14,8 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ferry/core/check.h"
 #include "ferry/core/fd.h"
@@ -43,6 +45,23 @@ TEST(SocketOwner, OfAListedSocketIsItsProcess) {
     EXPECT_FALSE(IsHeldBy({}, pair.accepted.get()));
   }
   EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.accepted.get()));
+}
+
+// Several sockets share a bucket of the list, and each leaves it by itself.
+TEST(SocketOwner, IsFoundForEachOfManySockets) {
+  RawListener listener;
+  std::vector<RawPeer> dialed;
+  std::vector<UniqueFd> accepted;
+  std::vector<std::unique_ptr<ListedSocket>> listed;
+  for (int i = 0; i < 100; ++i) {
+    dialed.push_back(RawPeer::ConnectTo(listener.address()));
+    accepted.push_back(listener.Accept());
+    listed.push_back(std::make_unique<ListedSocket>(dialed.back().fd()));
+  }
+  for (std::size_t i = 0; i < accepted.size(); i += 2) listed[i].reset();
+  for (std::size_t i = 0; i < accepted.size(); ++i) {
+    EXPECT_EQ(IsHeldBy(ThisProcess(), accepted[i].get()), i % 2 == 1) << i;
+  }
 }
 
 TEST(SocketOwner, IsFoundForBothFamilies) {

@@ -29,6 +29,7 @@
 #include "ferry/net/testing/bad_address.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/net/testing/raw_peer.h"
+#include "ferry/session/testing/conformance.h"
 #include "tests/links/load_meter.h"
 #include "tests/support/engine_peer.h"
 #include "tests/support/peer_process.h"
@@ -534,6 +535,28 @@ TEST_F(RanksOfLoopback, AreFoundBehindTheAddressOfAnotherProcessThatUsesThePlugi
   ConnectBy({{kWrongHost, port()}, {"127.0.0.1", port()}});
   Exchange(9);
   Exchange(3 << 20);
+}
+
+// Regression: every refusal was said to be one of a closed listen comm.
+TEST_F(RanksOfLoopback, WhomAnotherServiceRefusesTellItsReason) {
+  net::RawListener other({kWrongHost, port()});
+  std::thread answering([&] {
+    net::RawPeer peer(other.Accept());
+    (void)peer.Read(RawSender::HelloBytes(HelloWire{}).size());
+    std::vector<std::byte> body;
+    session::wire::Append(
+        &body, session::wire::RefuseBody{.code = static_cast<std::uint8_t>(Code::kRefused)});
+    session::wire::AppendText(&body, "this side is an endpoint");
+    session::testing::RawSession session(std::move(peer), session::wire::Role::kNccl);
+    (void)session.Say(session::wire::Type::kRefuse, body);
+    (void)session.peer().ReadToEnd();
+  });
+  const std::size_t logged_before = LoggedText().size();
+  EXPECT_THROW(ConnectBy({other.address()}), std::runtime_error);
+  answering.join();
+  EXPECT_THAT(LoggedText().substr(logged_before),
+              AllOf(HasSubstr("refused the connection: this side is an endpoint"),
+                    Not(HasSubstr("closed the listen comm"))));
 }
 
 TEST_F(RanksOfLoopback, ThatNoAddressLeadsToAreAnErrorThatNamesEach) {

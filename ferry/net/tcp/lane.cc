@@ -109,7 +109,11 @@ void TcpLane::CloseNow(bool reset) {
 }
 
 bool TcpLane::ProvePeer(const ProcessHint& process) {
-  if (!fd_ || !info_.same_machine || !IsHeldBy(process, fd_.get())) return false;
+  if (process.pid == 0 || !fd_ || !info_.same_machine) return false;
+  if (process != proved_) {
+    if (!IsHeldBy(process, fd_.get())) return false;
+    proved_ = process;
+  }
   if (std::exchange(splice_undecided_, false)) output_.AllowSplices();
   return true;
 }
@@ -328,7 +332,8 @@ void TcpLane::Send(OutFrame* frame) {
     doom_ = RegisteredMemoryUnsupported("tcp");
     return RequestNextTurn();
   }
-  if (splice_undecided_ && frame->may_splice && frame->payload_bytes >= kSpliceFrom) {
+  if (splice_undecided_ && frame->may_splice && frame->payload_bytes >= kSpliceFrom &&
+      !ProvePeer(claimed_)) {
     splice_undecided_ = false;
     if (LeavesThroughDevice(fd_.get())) output_.AllowSplices();
   }

@@ -32,6 +32,7 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   void Poke() override;
   LaneInfo Info() const override;
   bool ProvePeer(const ProcessHint& process) override;
+  void ProvePeerLater(const ProcessHint& process) override { claimed_ = process; }
   bool HasDelivered(std::uint64_t position) const override;
   PathStats Path() const override;
   std::size_t BufferBytes() const override { return input_.buffer_bytes(); }
@@ -73,6 +74,8 @@ class TcpLane final : public Lane, private EventLoop::Handler, private EventLoop
   LaneHandler* handler_ = nullptr;
   const LaneInfo info_;  // as of the connect
   std::string remote_;
+  ProcessHint claimed_;        // which the peer says it is
+  ProcessHint proved_;         // which it was proved to be
   std::optional<Error> doom_;  // the lane ends with it in the next turn
 
   // Receiving.

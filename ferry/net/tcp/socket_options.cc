@@ -65,10 +65,17 @@ bool AvoidBbr(int fd) {
   return TrySetCongestionControl(fd, "cubic") || TrySetCongestionControl(fd, "reno");
 }
 
-// A fresh socket has the default of this network namespace.
+// The default of this thread's network namespace, which a fresh socket has. Asked for once a
+// second.
 std::string SystemCongestionControl() {
-  const UniqueFd fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return CongestionControlOf(fresh.get());
+  thread_local Clock::time_point until;
+  thread_local std::string name;
+  if (Clock::now() >= until) {
+    const UniqueFd fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    name = CongestionControlOf(fresh.get());
+    until = Clock::now() + std::chrono::seconds(1);
+  }
+  return name;
 }
 
 bool IsNear(int fd) {

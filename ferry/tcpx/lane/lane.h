@@ -64,6 +64,9 @@ class PluginLane final : public net::Lane, private EventLoop::Deferred {
   net::LaneInfo Info() const override { return info_; }
   net::PathStats Path() const override { return control().Path(); }
   bool ProvePeer(const net::ProcessHint& process) override { return control().ProvePeer(process); }
+  void ProvePeerLater(const net::ProcessHint& process) override {
+    control().ProvePeerLater(process);
+  }
   void Poke() override;
   std::uint64_t BytesReceived() const override {
     return control().BytesReceived() + bytes_received_.load(std::memory_order_relaxed);

@@ -64,7 +64,8 @@ void LaneEngine::Adopt(std::unique_ptr<net::Lane> lane) {
 // Last, because callbacks may begin at once, on the lane's loop.
 void LaneEngine::UseLane(const char* why) {
   MoveTo(State::kUp, why);
-  proved_ = lane_->ProvePeer(site_.context.process);
+  lane_->ProvePeerLater(site_.context.process);
+  if (site_.index == 0) proved_ = lane_->ProvePeer(site_.context.process);
   frames_.SetLane(lane_.get());
   dispatcher_.receiver().SetLane(lane_.get());
   lane_->Attach(site_.loop, this);

@@ -54,6 +54,7 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   void Adopt(std::unique_ptr<net::Lane> lane);
   // Whether the peer at the other end of the lane, or of the last one, is the process of our user
   // on this machine that it says it is.
+  // Whether the first lane of a connection leads to the process that the peer says it is.
   bool is_proved() const noexcept { return proved_; }
   // Bytes received over this lane and all lanes it replaced. Any thread.
   std::uint64_t BytesReceived() const { return lane_.BytesReceived(); }
