@@ -80,7 +80,7 @@ def copies(result):
                   spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
     staged = [[name.removeprefix("staged: "), spread(row["gbps"], "GB/s"), spread(row["copy_engine_ratio"], "×"),
                spread(row.get("cp_async_ratio"), "×")] for name, row in result["rows"].items() if "staged_form" in row]
-    ladder = [[name.removeprefix("ladder: "), spread(row["ms_per_chunk"], "ms"), f"{number(row['their_ms_per_chunk'])} ms"]
+    ladder = [[name.removeprefix("ladder: "), spread(row["ms_per_chunk"], "ms"), row["document"]]
               for name, row in result["rows"].items() if "rung" in row]
     lines = [*grid(["64 MiB", "median (min to max)", "of a plain copy", "of one DMA copy per block"], rows), "",
              *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines)]

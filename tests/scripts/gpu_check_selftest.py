@@ -24,6 +24,8 @@ LOADER = importlib.machinery.SourceFileLoader("bench_gpu", str(SCRIPT.parent.par
 bench_gpu = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_gpu", LOADER))
 LOADER.exec_module(bench_gpu)
 
+import summary  # noqa: E402
+
 NORM = "rms_norm bf16 rows=8 cols=64"
 PREFILL = "attention_prefill bf16 tokens=16, {}"
 
@@ -66,7 +68,7 @@ class Writing(unittest.TestCase):
                                "overlap_percent": 50},
                 "--staged": {"staged_form": "cp.async", "stages": 2, "copy_engine_ratio": 1, "cp_async_ratio": 1},
                 "--ladder": {"rung": "a", "what": "all anew", "fragment_bytes": 4096, "chunks": 8, "ms_per_chunk": 1,
-                             "their_ms_per_chunk": 53},
+                             "their_ms_per_chunk": 0.53},
                 "--json": {"direction": "H2D", "executor": "dma", "host_side": "scattered", "block_size": 4096,
                            "ceiling_gbps": 1}}
 
@@ -78,6 +80,8 @@ class Writing(unittest.TestCase):
         with unittest.mock.patch.object(bench_gpu, "rows_of", rows_of):
             bench_gpu.copies(None, starts, options)
         self.assertEqual({name.split(":")[0] for name in starts.rows}, set(gpu_check.BENCHES))
+        for row in starts.rows.values():
+            self.assertEqual([fault for fact in row["facts"].items() for fault in summary.value_problems(*fact)], [])
         self.assertEqual(starts.rows["ladder: a, all anew"]["values"]["ms_per_chunk"], ([1, 1], "ms"))
 
 
