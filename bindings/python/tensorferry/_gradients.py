@@ -23,10 +23,10 @@ def _summed(grad, like):
     return grad.reshape(-1, grad.shape[-1]).sum(0).to(like.dtype)
 
 
-def fused_add_gelu(grad, x, bias):
-    """Gradients of gelu(x + bias), approximated by tanh: (for x, for bias)."""
+def fused_add_gelu(grad, x, bias, approximate="none"):
+    """Gradients of gelu(x + bias): (for x, for bias)."""
     wide, x_wide, bias_wide = _wide(grad, x, bias)
-    inner = torch.ops.aten.gelu_backward(wide, x_wide + bias_wide, approximate="tanh")
+    inner = torch.ops.aten.gelu_backward(wide, x_wide + bias_wide, approximate=approximate)
     return inner.to(x.dtype), _summed(inner, bias)
 
 
@@ -120,6 +120,8 @@ def _backward_of_gate(name):
 # By op: (backward, what keeps for it).
 _BACKWARD = {
     "fused_add_gelu": (lambda ctx, grad: fused_add_gelu(grad, *ctx.saved_tensors), _keep(2)),
+    "fused_add_gelu_tanh": (
+        lambda ctx, grad: fused_add_gelu(grad, *ctx.saved_tensors, "tanh"), _keep(2)),
     "element_wise_mul_add": (
         lambda ctx, grad: element_wise_mul_add(grad, *ctx.saved_tensors), _keep(2)),
     "rms_norm": (

@@ -34,13 +34,23 @@ def inputs_of(name, dtype=torch.float32, device="cpu"):
     rows, last = SHAPE, SHAPE[-1:]
     return {
         "fused_add_gelu": lambda: (normal(*rows), normal(*last)),
+        "fused_add_gelu_tanh": lambda: (normal(*rows), normal(*last)),
         "element_wise_mul_add": lambda: (normal(*rows), normal(*rows), normal(*rows)),
         "rms_norm": lambda: (normal(*rows), normal(*last)),
         "add_rms_norm": lambda: (normal(*rows), normal(*rows), normal(*last)),
     }.get(name, lambda: (normal(*rows[:-1], 2 * rows[-1]),))()
 
 
-NAMES = ["fused_add_gelu", "element_wise_mul_add", "rms_norm", "add_rms_norm", *GATES]
+NAMES = ["fused_add_gelu", "fused_add_gelu_tanh", "element_wise_mul_add", "rms_norm", "add_rms_norm",
+         *GATES]
+
+
+def function_of(name):
+    if name == "fused_add_gelu_tanh":  # an operator, and an argument of the function
+        return functools.partial(kernels.fused_add_gelu, approximate="tanh")
+    return getattr(kernels, name)
+
+
 of_each_op = pytest.mark.parametrize("name", NAMES)
 
 
@@ -71,7 +81,7 @@ def test_gradients_are_those_of_torchs_formula_in_float64(name, dtype, device):
     inputs = inputs_of(name, dtype, device)
     wide = tuple(x.detach().double().cpu().requires_grad_() for x in inputs)
     right = gradients(formula_in_float64(name), wide)
-    for mine, exact in zip(gradients(getattr(kernels, name), inputs), right):
+    for mine, exact in zip(gradients(function_of(name), inputs), right):
         assert_near(mine.cpu(), exact, dtype)
 
 
@@ -85,7 +95,8 @@ def formula_in_float64(name):
 
     gelu = torch.nn.functional.gelu
     return {
-        "fused_add_gelu": lambda x, bias: gelu(x + bias, approximate="tanh"),
+        "fused_add_gelu": lambda x, bias: gelu(x + bias),
+        "fused_add_gelu_tanh": lambda x, bias: gelu(x + bias, approximate="tanh"),
         "element_wise_mul_add": lambda a, b, c: a * b + c,
         "silu_and_mul": gated(torch.nn.functional.silu),
         "gelu_and_mul": gated(gelu),
@@ -113,8 +124,9 @@ class InFloat64(torch.autograd.Function):
             return None, total, total, weight
         if name == "rms_norm":
             return None, *_gradients.rms_norm(*grads, *kept, 1e-6)
-        if name == "fused_add_gelu":
-            return None, *_gradients.fused_add_gelu(*grads, *kept)
+        if name.startswith("fused_add_gelu"):
+            form = "tanh" if name.endswith("tanh") else "none"
+            return None, *_gradients.fused_add_gelu(*grads, *kept, form)
         if name == "element_wise_mul_add":
             return None, *_gradients.element_wise_mul_add(*grads, *kept[:2])
         return None, _gradients.gated(name, *grads, *kept)
@@ -128,7 +140,7 @@ def test_the_backward_formulas_pass_gradcheck_twice(name):
     inputs = tuple(x[..., :2, :, :8].detach().requires_grad_() if x.dim() == 3
                    else x[:8].detach().requires_grad_()
                    for x in inputs_of(name, torch.float64))
-    if name in ("fused_add_gelu", "rms_norm", "add_rms_norm"):
+    if name in ("fused_add_gelu", "fused_add_gelu_tanh", "rms_norm", "add_rms_norm"):
         assert inputs[-1].shape == inputs[0].shape[-1:]
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
@@ -140,12 +152,12 @@ def test_only_what_requires_a_gradient_gets_one(name):
     for i, one in enumerate(inputs):
         alone = [x.detach() for x in inputs]
         alone[i] = one
-        out = getattr(kernels, name)(*alone)
+        out = function_of(name)(*alone)
         (out[0] if isinstance(out, tuple) else out).sum().backward()
         if name != "add_rms_norm":
             assert one.grad is not None
     with torch.no_grad():
-        out = getattr(kernels, name)(*inputs)
+        out = function_of(name)(*inputs)
     assert not (out[0] if isinstance(out, tuple) else out).requires_grad
 
 
