@@ -220,4 +220,4 @@ _op(
 # False where the ops are torch's formulas: in a package without kernels, and with torch before 2.10,
 # whose stable ABI cannot register kernels.
 is_native = bool(without_autograd)
-_derivatives = _gradients.register(_names)
+_derivatives = _gradients.register(_names, _library)
