@@ -78,9 +78,10 @@ void Run(const Args& args, Status (*op)(const Args&)) {
 }
 
 void BindRows(nb::module_& module) {
-  module.def("fused_add_gelu", [](nb::handle x, nb::handle bias, nb::handle out) {
+  module.def("fused_add_gelu", [](nb::handle x, nb::handle bias, nb::handle out, bool by_tanh) {
     Run<kernels::AddGeluArgs>(
-        {ArrayTensor(x, "x"), ArrayTensor(bias, "bias"), ArrayTensor(out, "out")},
+        {ArrayTensor(x, "x"), ArrayTensor(bias, "bias"), ArrayTensor(out, "out"),
+         by_tanh ? kernels::GeluForm::kTanh : kernels::GeluForm::kExact},
         kernels::FusedAddGeluCpu);
   });
   module.def("element_wise_mul_add", [](nb::handle a, nb::handle b, nb::handle c, nb::handle out) {

@@ -253,11 +253,12 @@ class TorchCall {
   int ordinal_ = -1;
 };
 
+template <kernels::GeluForm kForm>
 void FusedAddGelu(TorchValue* stack) {
   TorchCall call(stack, "TT", 0);
   const Tensor x = call.At(0, "x");
-  call.Run<kernels::AddGeluArgs>({x, call.At(1, "bias"), call.Like(x)}, kernels::FusedAddGelu,
-                                 kernels::FusedAddGeluCpu);
+  call.Run<kernels::AddGeluArgs>({x, call.At(1, "bias"), call.Like(x), kForm},
+                                 kernels::FusedAddGelu, kernels::FusedAddGeluCpu);
 }
 
 void MulAdd(TorchValue* stack) {
@@ -497,7 +498,8 @@ struct TorchOp {
   TorchKernel kernel;
 };
 constexpr TorchOp kTorchOps[] = {
-    {"fused_add_gelu", Boxed<FusedAddGelu>},
+    {"fused_add_gelu", Boxed<FusedAddGelu<kernels::GeluForm::kExact>>},
+    {"fused_add_gelu_tanh", Boxed<FusedAddGelu<kernels::GeluForm::kTanh>>},
     {"element_wise_mul_add", Boxed<MulAdd>},
     {"silu_and_mul", Boxed<Gated<kernels::Gate::kSilu>>},
     {"gelu_and_mul", Boxed<Gated<kernels::Gate::kGelu>>},

@@ -26,6 +26,12 @@ template <class T>
 __device__ __forceinline__ float Gelu(float x) {
   return x * normcdff(x);
 }
+// The same function by the expression of torch's kernel, so that fp32 results agree to the last
+// bits. Below -2.5 the sum cancels, and both lose the same digits, which Gelu() keeps.
+__device__ __forceinline__ float GeluErf(float x) {
+  constexpr float kRootOfHalf = 0.70710678118654752F;
+  return x * 0.5F * (1.0F + erff(x * kRootOfHalf));
+}
 template <class T>
 __device__ __forceinline__ float GeluTanh(float x) {
   constexpr float kTwoRoots = 2.0F * 0.7978845608028654F;  // 2 sqrt(2 / pi)

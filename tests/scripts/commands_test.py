@@ -7,13 +7,18 @@
 
 A block of code in PAGES stands below one of these lines:
 
-  <!-- run: shell -->        run by bash, which stops at the first error, with `ferry` in its PATH
-  <!-- run: python -->       a whole program
-  <!-- part of: PATH -->     lines of this file, whatever their indentation; "// ..." stands for others
+  <!-- run: shell -->          run by bash, which stops at the first error, with `ferry` in its PATH
+  <!-- run: python -->         a whole program
+  <!-- run: python shell -->   run by bash with that Python as `python`
+  <!-- part of: PATH -->       lines of this file, whatever their indentation; "// ..." stands for others
   <!-- not run: REASON -->
+
+The two of Python may end with `; needs NAME, NAME`, names of NEEDS: where one is missing the block is skipped,
+and the reason is printed. TENSORFERRY_NANOVLLM may name a checkout of nano-vllm.
 """
 import argparse
 import concurrent.futures
+import functools
 import os
 import pathlib
 import re
@@ -28,6 +33,13 @@ BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run|part of): (?P<word>[^\n]*?) -
 SHOWN = ("text",)  # output, which nobody runs
 SECONDS = 120
 SKIPPED = 77
+KINDS = ("shell", "python", "python shell")
+NEEDS = {  # a program that ends well where it is there, and the sentence where it is not
+    "torch": ("import torch, tensorferry.kernels", "torch is not installed"),
+    "Triton": ("import triton", "Triton is not installed"),
+    "nano-vllm": ("import nanovllm.kernels", "there is no nano-vllm; TENSORFERRY_NANOVLLM can name a checkout"),
+    "a GPU": ("import torch, sys; sys.exit(not torch.cuda.is_available())", "there is no GPU"),
+}
 
 
 def blocks():
@@ -59,18 +71,45 @@ def marks():
         elif mark == "part of":
             if lines := missing(word, body):
                 yield f"{place}: {word} does not have these lines:\n{lines}"
-        elif mark == "run" and word not in ("shell", "python"):
-            yield f"{place}: a block is run by shell or by python, not by {word}"
+        elif mark == "run":
+            kind, needs = parts(word)
+            if kind not in KINDS or (kind == "shell" and needs):
+                yield f"{place}: a block is run by {', '.join(KINDS)}, and not by {word}"
+            for name in needs:
+                if name not in NEEDS:
+                    yield f"{place}: a block may need {', '.join(NEEDS)}, and not {name}"
 
 
-def run(place, command, ferry):
-    """A sentence, or nothing."""
-    print(f"{place} starts", flush=True)
+def parts(word):
+    """(kind, [needed]) of the text behind `run:`."""
+    kind, _, needs = word.partition("; needs ")
+    return kind, [name.strip() for name in needs.split(",")] if needs else []
+
+
+def environment():
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FERRY_", "NCCL_", "UCCL_"))}
-    path = f"{pathlib.Path(ferry).resolve().parent}:{os.environ['PATH']}" if ferry else os.environ["PATH"]
+    if checkout := kept.get("TENSORFERRY_NANOVLLM"):
+        kept["PYTHONPATH"] = str(pathlib.Path(checkout).resolve())
+    return kept
+
+
+@functools.cache
+def is_missing(python, name):
+    program, sentence = NEEDS[name]
+    ended = subprocess.run([python, "-c", program], capture_output=True, check=False, timeout=SECONDS, cwd="/",
+                           env=environment())
+    return sentence if ended.returncode else ""
+
+
+def run(place, command, program):
+    """A sentence, or nothing. program: its folder comes first in the PATH."""
+    print(f"{place} starts", flush=True)
+    # A virtual environment's python is a link, and its folder has what it installed.
+    path = f"{pathlib.Path(program).absolute().parent}:{os.environ['PATH']}" if program else os.environ["PATH"]
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(command, cwd=folder, env={**kept, "PATH": path}, text=True, stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, cwd=folder, env={**environment(), "PATH": path}, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
         try:
             output, _ = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -89,16 +128,21 @@ def python_command(folder, number, python, body):
 
 def run_all(ferry, python):
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        pending, skipped = [], 0
+        pending, skipped = [], []
         for number, (place, mark, word, _, body) in enumerate(blocks()):
             if mark != "run":
                 continue
-            command = python_command(folder, number, python, body) if word == "python" else \
-                ["bash", "-euo", "pipefail", "-c", body]
-            if (python if word == "python" else ferry) is None:
-                skipped += 1
+            kind, needs = parts(word)
+            program = ferry if kind == "shell" else python
+            missing = [sentence for name in needs if python and (sentence := is_missing(python, name))]
+            if program is None:
+                missing = ["the program ferry is not there" if kind == "shell" else "the Python package is not there"]
+            if missing:
+                skipped.append(f"{place}: skipped: {'; '.join(missing)}")
                 continue
-            pending.append(pool.submit(run, place, command, ferry))
+            command = python_command(folder, number, python, body) if kind == "python" else \
+                ["bash", "-euo", "pipefail", "-c", body]
+            pending.append(pool.submit(run, place, command, ferry if kind == "python" else program))
         return [fault for one in pending if (fault := one.result())], len(pending), skipped
 
 
@@ -120,9 +164,7 @@ def main():
     python = options.python if options.python and has_package(options.python) else None
     faults, count, skipped = run_all(options.ferry, python)
     print(f"{count} blocks run, {len(faults)} failed")
-    print("\n".join(faults))
-    if skipped:
-        print(f"skipped: {skipped} blocks whose {'program ferry' if python else 'Python package'} is not there")
+    print("\n".join([*faults, *skipped]))
     return 1 if faults else 0 if count else SKIPPED
 
 

@@ -103,6 +103,25 @@ class Commands(unittest.TestCase):
         self.assertIn("README.md:1: ended with 1", faults[0])
 
 
+    def test_what_a_block_needs_is_known_and_is_a_reason_to_skip_it(self):
+        text = "<!-- run: python; needs torch, a boat -->\n```python\npass\n```\n"
+        self.assertIn("may need torch, Triton, nano-vllm, a GPU, and not a boat", self.marks(text)[0][0])
+        self.assertIn("not by shell; needs torch", self.marks(text.replace("python; needs torch, a boat",
+                                                                          "shell; needs torch"))[0][0])
+
+    def test_a_block_of_python_is_run_where_all_that_it_needs_is_there(self):
+        commands = script("tests/scripts/commands_test.py")
+        needs = {"it": ("pass", "no"), "a boat": ("raise SystemExit(1)", "there is no boat")}
+        with tempfile.TemporaryDirectory() as folder, \
+                unittest.mock.patch.multiple(commands, ROOT=pathlib.Path(folder), NEEDS=needs):
+            (pathlib.Path(folder) / "README.md").write_text(
+                "<!-- run: python shell; needs it -->\n```sh\nexit 3\n```\n"
+                "<!-- run: python; needs it, a boat -->\n```python\n1 / 0\n```\n", encoding="utf-8")
+            faults, count, skipped = commands.run_all(None, sys.executable)
+        self.assertEqual((count, skipped), (1, ["README.md:5: skipped: there is no boat"]))
+        self.assertIn("README.md:1: ended with 3", faults[0])
+
+
 class Charts(unittest.TestCase):
     def test_a_chart_that_was_changed_or_belongs_to_nothing_is_found(self):
         charts = script("scripts/make_charts")

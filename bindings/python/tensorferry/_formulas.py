@@ -12,8 +12,12 @@ import torch.nn.functional as F
 from tensorferry import errors
 
 
-def fused_add_gelu(x, bias):
-    return F.gelu(x.float() + bias.float(), approximate="tanh").to(x.dtype)
+def fused_add_gelu(x, bias, approximate="none"):
+    return F.gelu(x.float() + bias.float(), approximate=approximate).to(x.dtype)
+
+
+def fused_add_gelu_tanh(x, bias):
+    return fused_add_gelu(x, bias, "tanh")
 
 
 def element_wise_mul_add(a, b, c):

@@ -1,4 +1,4 @@
-"""What torch's autograd does with the ops: gradients of some, and a refusal by the others.
+"""What torch's autograd does with the ops: gradients of some, and a refusal in backward() by the others.
 
 Formulas are written in torch's own operations, at least in float32, and can be differentiated
 again. Roundings in the middle of an op count as the identity. What an op keeps for them are its
@@ -23,10 +23,10 @@ def _summed(grad, like):
     return grad.reshape(-1, grad.shape[-1]).sum(0).to(like.dtype)
 
 
-def fused_add_gelu(grad, x, bias):
-    """Gradients of gelu(x + bias), approximated by tanh: (for x, for bias)."""
+def fused_add_gelu(grad, x, bias, approximate="none"):
+    """Gradients of gelu(x + bias): (for x, for bias)."""
     wide, x_wide, bias_wide = _wide(grad, x, bias)
-    inner = torch.ops.aten.gelu_backward(wide, x_wide + bias_wide, approximate="tanh")
+    inner = torch.ops.aten.gelu_backward(wide, x_wide + bias_wide, approximate=approximate)
     return inner.to(x.dtype), _summed(inner, bias)
 
 
@@ -120,6 +120,8 @@ def _backward_of_gate(name):
 # By op: (backward, what keeps for it).
 _BACKWARD = {
     "fused_add_gelu": (lambda ctx, grad: fused_add_gelu(grad, *ctx.saved_tensors), _keep(2)),
+    "fused_add_gelu_tanh": (
+        lambda ctx, grad: fused_add_gelu(grad, *ctx.saved_tensors, "tanh"), _keep(2)),
     "element_wise_mul_add": (
         lambda ctx, grad: element_wise_mul_add(grad, *ctx.saved_tensors), _keep(2)),
     "rms_norm": (
@@ -129,17 +131,45 @@ _BACKWARD = {
 }
 
 
-def _refuse(name, arguments):
-    asked = next(
-        argument.name
-        for argument, value in arguments
-        if isinstance(value, torch.Tensor) and value.requires_grad
+class _NoGradient(torch.autograd.Function):
+    """The tensor, as the output of an op without a gradient: backward() through it raises Unsupported."""
+
+    @staticmethod
+    def forward(ctx, text, tensor, *inputs):
+        ctx.text = text
+        ctx.alike = [(x.shape, x.dtype) for x in (tensor, *inputs)]
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx, grad):
+        # By an op, as torch.compile traces this before anybody has called backward().
+        refuse = torch.ops.tensorferry._no_gradient
+        return None, *(refuse(grad, shape, dtype, ctx.text) for shape, dtype in ctx.alike)
+
+
+def _no_gradient(grad, size, dtype, text):
+    raise errors.Unsupported(text)
+
+
+def _define_no_gradient(library):
+    library.define("_no_gradient(Tensor grad, SymInt[] size, ScalarType dtype, str text) -> Tensor")
+    library.impl("_no_gradient", _no_gradient, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        "tensorferry::_no_gradient",
+        lambda grad, size, dtype, text: grad.new_empty(size, dtype=dtype),
+        lib=library,
     )
-    raise errors.Unsupported(
-        f"{name} has no gradient, and its {asked} requires one: call it under torch.no_grad() or "
-        "torch.inference_mode(), or train with torch's own operations (tensorferry.layers: "
-        "use_custom_kernels=False)"
-    )
+
+
+def _refuse_leaf(name, argument, tensor):
+    """As torch's own ops in place do, which would lose what the leaf was."""
+    base = tensor if tensor._base is None else tensor._base
+    if tensor.requires_grad and base.is_leaf:
+        raise errors.InvalidArgument(
+            f"{name} writes its {argument}, a leaf that requires a gradient, or a view of one: pass a "
+            "copy, or call it under torch.no_grad() or torch.inference_mode()"
+        )
 
 
 def _refuse_tangents(name, values):
@@ -181,34 +211,62 @@ def _add_rms_norm_in_place(x, residual, weight, eps=1e-6):
 
 
 def _autograd_kernel(name, where_needed):
-    """The op where nothing requires a gradient; else where_needed(arguments and named ones)."""
+    """The op where nothing requires a gradient; else where_needed(below, arguments, named ones)."""
     op = getattr(torch.ops.tensorferry, name).default
 
     def call(keyset, *arguments, **named):
+        def below():
+            with torch._C._AutoDispatchBelowAutograd():
+                return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments, **named)
+
         if torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad
             for value in (*arguments, *named.values())
         ):
-            return where_needed(*arguments, **named)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments, **named)
+            return where_needed(below, arguments, named)
+        return below()
 
     return call
 
 
+def _in_place(below, arguments, named):
+    return _add_rms_norm_in_place(*arguments, **named)
+
+
 def _refusing(name):
+    """Where the op `name` has no gradient: it runs, and backward() through what it wrote is refused."""
     schema = getattr(torch.ops.tensorferry, name).default._schema.arguments
 
-    def refuse(*arguments, **named):
-        by_name = ((argument, named.get(argument.name)) for argument in schema[len(arguments) :])
-        _refuse(name, [*zip(schema, arguments), *by_name])
+    def call(below, arguments, named):
+        values = {argument.name: value for argument, value in zip(schema, arguments)} | named
+        tensors = {key: x for key, x in values.items() if isinstance(x, torch.Tensor)}
+        needing = [key for key, x in tensors.items() if x.requires_grad]
+        written = [
+            argument.name for argument in schema
+            if argument.alias_info is not None and argument.name in tensors
+        ]
+        for key in written:
+            _refuse_leaf(name, key, tensors[key])
+        results = below()
+        text = (
+            f"{name} has no gradient, and its {needing[0]} requires one: call it under "
+            "torch.no_grad() or torch.inference_mode(), or train with torch's own operations "
+            "(tensorferry.layers: use_custom_kernels=False)"
+        )
+        outputs = results if isinstance(results, tuple) else () if results is None else (results,)
+        for tensor in (*(tensors[key] for key in written), *outputs):
+            if tensor.is_floating_point() and not tensor.is_inference():
+                others = (x for key in needing if (x := tensors[key]) is not tensor)
+                _NoGradient.apply(text, tensor, *others)
+        return results
 
-    return refuse
+    return call
 
 
-def register(names):
-    """For all these ops, which have been defined. Returns what keeps the registrations."""
+def register(names, definitions):
+    """For all these ops, which have been defined in a library. Returns what keeps the registrations."""
     library = _RefusingTangents("tensorferry", "FRAGMENT")
+    _define_no_gradient(definitions)
     for name in names:
         if name in _BACKWARD:
             backward, keep = _BACKWARD[name]
@@ -216,7 +274,7 @@ def register(names):
                 f"tensorferry::{name}", backward, setup_context=keep, lib=library
             )
         elif name == "add_rms_norm_":
-            kernel = _autograd_kernel(name, _add_rms_norm_in_place)
+            kernel = _autograd_kernel(name, _in_place)
             library.impl(name, kernel, "Autograd", with_keyset=True)
         elif name != "sample":  # tokens have no gradients, as those of torch.multinomial
             kernel = _autograd_kernel(name, _refusing(name))

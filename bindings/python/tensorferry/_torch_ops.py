@@ -134,6 +134,7 @@ def _fake_with_lse(q, *_, **__):
 
 
 _op("fused_add_gelu(Tensor x, Tensor bias) -> Tensor", _fake_like)
+_op("fused_add_gelu_tanh(Tensor x, Tensor bias) -> Tensor", _fake_like)
 _op("element_wise_mul_add(Tensor a, Tensor b, Tensor c) -> Tensor", _fake_like)
 for _name in _gradients.GATES:
     _op(f"{_name}(Tensor x) -> Tensor", _fake_gated)
@@ -219,4 +220,4 @@ _op(
 # False where the ops are torch's formulas: in a package without kernels, and with torch before 2.10,
 # whose stable ABI cannot register kernels.
 is_native = bool(without_autograd)
-_derivatives = _gradients.register(_names)
+_derivatives = _gradients.register(_names, _library)

@@ -158,12 +158,24 @@ def _empty_like(x):
     return numpy.empty(x.shape, x.dtype)
 
 
-def fused_add_gelu(x, bias):
-    """gelu(x + bias), approximated by tanh. x: any shape; bias: [x.shape[-1]]."""
+_ADD_GELU = {"none": "fused_add_gelu", "tanh": "fused_add_gelu_tanh"}
+
+
+def fused_add_gelu(x, bias, approximate="none"):
+    """gelu(x + bias); x: see takes_rows(); bias: [x.shape[-1]].
+
+    approximate, as in torch.nn.functional.gelu: "none" is exact, by erf, and "tanh" the approximation.
+    """
+    name = _ADD_GELU.get(approximate)
+    if name is None:
+        raise errors.InvalidArgument(
+            f"fused_add_gelu: approximate is {approximate!r}; it can be 'none', for the exact GELU, "
+            "or 'tanh', for its approximation"
+        )
     if _is_tensor(x):
-        return _torch_op("fused_add_gelu", x, bias)
+        return _torch_op(name, x, bias)
     out = _empty_like(x)
-    _core.kernels.fused_add_gelu(x, bias, out)
+    _core.kernels.fused_add_gelu(x, bias, out, approximate == "tanh")
     return out
 
 

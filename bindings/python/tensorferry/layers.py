@@ -1,9 +1,11 @@
 """Modules for Qwen3-like decoders on our kernels; weights have the names that checkpoints have."""
 
+import functools
+
 import torch
 from torch import nn
 
-from tensorferry import _formulas, kernels
+from tensorferry import _formulas, errors, kernels
 
 __all__ = ["CustomGatedMLP", "RMSNorm", "RotaryEmbedding", "PagedAttention"]
 
@@ -25,11 +27,26 @@ def _rows_source(use_custom_kernels, *tensors, vector=None):
     return _source(use_custom_kernels and kernels.takes_rows(*tensors, vector=vector))
 
 
+def _load(name, param, loaded_weight, shard_id=None):
+    """The weight_loader of a parameter, as nano-vllm calls it: shard 0 is gate_proj, 1 is up_proj."""
+    part = param.data
+    if shard_id is not None:
+        part = part.chunk(2)[shard_id]
+        name = name.replace("gate_up", ("gate", "up")[shard_id])
+    if loaded_weight.shape != part.shape:
+        raise errors.InvalidArgument(
+            f"CustomGatedMLP: the checkpoint's {name} is {list(loaded_weight.shape)}; this layer's is "
+            f"{list(part.shape)}: give the layer the checkpoint's hidden_size and intermediate_size"
+        )
+    part.copy_(loaded_weight)
+
+
 class CustomGatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), with gate and up as one product.
 
     Weights: gate_proj, up_proj and down_proj, as Qwen3's checkpoints have them, or gate_up_proj in
-    the place of the first two.
+    the place of the first two; by load_state_dict(), or by nano-vllm's loader, which gives each
+    parameter's weight_loader(parameter, weight, shard).
     """
 
     def __init__(
@@ -51,6 +68,15 @@ class CustomGatedMLP(nn.Module):
         self.use_custom_kernels = use_custom_kernels
         self._act = _GATES[hidden_act]
         self._register_load_state_dict_pre_hook(self._join)
+        self._set_loaders()
+
+    def _set_loaders(self):
+        for name, param in self.named_parameters():
+            param.weight_loader = functools.partial(_load, name)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._set_loaders()  # a copy of a parameter has none
 
     @staticmethod
     def _join(state, prefix, *_):

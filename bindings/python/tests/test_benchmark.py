@@ -1,6 +1,7 @@
 """Tests that benchmarks report their measurements; the values are not judged."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -67,3 +68,12 @@ def test_the_example_in_triton_is_right_timed_and_profiled(tmp_path):
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "the kernel is right" in ended.stdout and "bytes more" in ended.stdout
     assert (tmp_path / "profile_trace.json").exists() and (tmp_path / "profile_report.txt").exists()
+
+
+def test_without_triton_the_example_says_so(tmp_path):
+    (tmp_path / "triton.py").write_text("raise ImportError('there is none')")
+    example = pathlib.Path(__file__).parents[3] / "examples" / "triton_kernel.py"
+    ended = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300,
+                           env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert ended.returncode == 1
+    assert "skipped: Triton is not installed; python -m pip install triton" in ended.stderr

@@ -1,12 +1,15 @@
 """Tests of the kernels by the names that forks of nano-vllm use, and of the command that judges the MLP."""
 
 import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tensorferry import _formulas, kernels  # noqa: E402
+from tensorferry import kernels  # noqa: E402
 from tensorferry.nanovllm import custom_mlp  # noqa: E402
 from tensorferry.nanovllm import kernels as named  # noqa: E402
 
@@ -16,7 +19,7 @@ SMALL = ["--device", "cpu", "--tokens", "3", "--hidden", "48", "--intermediate",
 def test_the_names_of_forks_are_our_kernels():
     x, y, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
     assert named.KERNELS_AVAILABLE == kernels.KERNELS_AVAILABLE
-    torch.testing.assert_close(named.fused_add_gelu(x, weight), _formulas.fused_add_gelu(x, weight))
+    torch.testing.assert_close(named.fused_add_gelu(x, weight), torch.nn.functional.gelu(x + weight))
     torch.testing.assert_close(named.element_wise_mul_add(x, y, x), x * y + x)
     out, total = named.fused_residual_rmsnorm(x, y, weight, 1e-5)
     torch.testing.assert_close(total, x + y)
@@ -29,8 +32,9 @@ def test_one_command_runs_the_four_groups(tmp_path, capsys):
     said = capsys.readouterr().out
     for group in custom_mlp.GROUPS:
         assert f"\n{group}:" in said
-    assert said.count("passed") == 4 * 3 and "WRONG" not in said
-    assert "torch's formulas" in said and "bytes more" in said
+    assert said.count("passed") == 5 * 3 and "WRONG" not in said
+    assert said.count("torch's ops") == 2 * 5 and "bytes more" in said
+    assert said.count("not judged: there is no GPU") == 5
     assert "not run: the GPU's kernels" in said
     assert json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
     assert "silu_and_mul" in (tmp_path / "profile_report.txt").read_text()
@@ -40,6 +44,15 @@ def test_a_kernel_that_is_wrong_fails_the_command(monkeypatch, capsys):
     monkeypatch.setattr(kernels, "element_wise_mul_add", lambda a, b, c: a * b + 1.01 * c)
     assert custom_mlp.main([*SMALL, "--groups", "correctness", "--dtypes", "float32"]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_kernel_is_judged_by_its_speed_over_torchs_ops():
+    kernel = custom_mlp._Case("add", torch.add, torch.add, ())
+    assert custom_mlp._judged(kernel, 1.21, "cuda") == "more than 1.2 times: met"
+    assert custom_mlp._judged(kernel, 1.2, "cuda") == "more than 1.2 times: NOT met"
+    assert custom_mlp._judged(kernel, 1.21, "cpu") == "not judged: there is no GPU"
+    mlp = kernel._replace(ours=custom_mlp.CustomGatedMLP(8, 8))
+    assert custom_mlp._judged(mlp, 1.1, "cuda") == "not judged: its matrix products are torch's"
 
 
 def test_what_cannot_run_is_printed_with_the_reason(monkeypatch, capsys):
@@ -56,3 +69,11 @@ def test_options_that_do_not_exist_are_refused(capsys):
         with pytest.raises(SystemExit):
             custom_mlp.main(wrong)
     assert "correctness, speed, memory, profile" in capsys.readouterr().err
+
+
+def test_the_guides_program_is_the_same_command(tmp_path):
+    program = pathlib.Path(__file__).parents[3] / "examples" / "test_custom_kernels.py"
+    ended = subprocess.run([sys.executable, program, *SMALL, "--groups", "correctness,memory"], cwd=tmp_path,
+                           capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("passed") == 5 * 3 and "\nmemory:" in ended.stdout

@@ -1,4 +1,6 @@
-"""Gradients of the ops against torch's formulas in float64; ops without one say so."""
+"""Gradients of the ops against torch's formulas in float64; ops without one say so in backward()."""
+
+import functools
 
 import pytest
 
@@ -34,13 +36,23 @@ def inputs_of(name, dtype=torch.float32, device="cpu"):
     rows, last = SHAPE, SHAPE[-1:]
     return {
         "fused_add_gelu": lambda: (normal(*rows), normal(*last)),
+        "fused_add_gelu_tanh": lambda: (normal(*rows), normal(*last)),
         "element_wise_mul_add": lambda: (normal(*rows), normal(*rows), normal(*rows)),
         "rms_norm": lambda: (normal(*rows), normal(*last)),
         "add_rms_norm": lambda: (normal(*rows), normal(*rows), normal(*last)),
     }.get(name, lambda: (normal(*rows[:-1], 2 * rows[-1]),))()
 
 
-NAMES = ["fused_add_gelu", "element_wise_mul_add", "rms_norm", "add_rms_norm", *GATES]
+NAMES = ["fused_add_gelu", "fused_add_gelu_tanh", "element_wise_mul_add", "rms_norm", "add_rms_norm",
+         *GATES]
+
+
+def function_of(name):
+    if name == "fused_add_gelu_tanh":  # an operator, and an argument of the function
+        return functools.partial(kernels.fused_add_gelu, approximate="tanh")
+    return getattr(kernels, name)
+
+
 of_each_op = pytest.mark.parametrize("name", NAMES)
 
 
@@ -71,7 +83,7 @@ def test_gradients_are_those_of_torchs_formula_in_float64(name, dtype, device):
     inputs = inputs_of(name, dtype, device)
     wide = tuple(x.detach().double().cpu().requires_grad_() for x in inputs)
     right = gradients(formula_in_float64(name), wide)
-    for mine, exact in zip(gradients(getattr(kernels, name), inputs), right):
+    for mine, exact in zip(gradients(function_of(name), inputs), right):
         assert_near(mine.cpu(), exact, dtype)
 
 
@@ -85,7 +97,8 @@ def formula_in_float64(name):
 
     gelu = torch.nn.functional.gelu
     return {
-        "fused_add_gelu": lambda x, bias: gelu(x + bias, approximate="tanh"),
+        "fused_add_gelu": lambda x, bias: gelu(x + bias),
+        "fused_add_gelu_tanh": lambda x, bias: gelu(x + bias, approximate="tanh"),
         "element_wise_mul_add": lambda a, b, c: a * b + c,
         "silu_and_mul": gated(torch.nn.functional.silu),
         "gelu_and_mul": gated(gelu),
@@ -113,8 +126,9 @@ class InFloat64(torch.autograd.Function):
             return None, total, total, weight
         if name == "rms_norm":
             return None, *_gradients.rms_norm(*grads, *kept, 1e-6)
-        if name == "fused_add_gelu":
-            return None, *_gradients.fused_add_gelu(*grads, *kept)
+        if name.startswith("fused_add_gelu"):
+            form = "tanh" if name.endswith("tanh") else "none"
+            return None, *_gradients.fused_add_gelu(*grads, *kept, form)
         if name == "element_wise_mul_add":
             return None, *_gradients.element_wise_mul_add(*grads, *kept[:2])
         return None, _gradients.gated(name, *grads, *kept)
@@ -128,7 +142,7 @@ def test_the_backward_formulas_pass_gradcheck_twice(name):
     inputs = tuple(x[..., :2, :, :8].detach().requires_grad_() if x.dim() == 3
                    else x[:8].detach().requires_grad_()
                    for x in inputs_of(name, torch.float64))
-    if name in ("fused_add_gelu", "rms_norm", "add_rms_norm"):
+    if name in ("fused_add_gelu", "fused_add_gelu_tanh", "rms_norm", "add_rms_norm"):
         assert inputs[-1].shape == inputs[0].shape[-1:]
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
@@ -140,12 +154,12 @@ def test_only_what_requires_a_gradient_gets_one(name):
     for i, one in enumerate(inputs):
         alone = [x.detach() for x in inputs]
         alone[i] = one
-        out = getattr(kernels, name)(*alone)
+        out = function_of(name)(*alone)
         (out[0] if isinstance(out, tuple) else out).sum().backward()
         if name != "add_rms_norm":
             assert one.grad is not None
     with torch.no_grad():
-        out = getattr(kernels, name)(*inputs)
+        out = function_of(name)(*inputs)
     assert not (out[0] if isinstance(out, tuple) else out).requires_grad
 
 
@@ -233,22 +247,82 @@ def refused():
            "q_weight")
     yield "attention_decode", (q, *caches, blocks, lengths, 0.1), 0, "q"
     yield "attention_prefill", (q, k, k.clone(), starts, starts, 2, 0.1), 2, "v"
+    lse = torch.randn(2, 4)
+    yield "merge_attention_states", (q, lse, q.clone(), lse.clone()), 3, "lse_b"
 
 
+def written_by(name, arguments, results):
+    """What the op writes: its results, and the tensors that its schema says it changes."""
+    schema = getattr(ops, name).default._schema.arguments
+    changed = [x for argument, x in zip(schema, arguments) if argument.alias_info is not None]
+    return [*changed, *(results if isinstance(results, tuple) else [] if results is None else [results])]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("name", "arguments", "which", "said"), list(refused()), ids=lambda x: x if isinstance(
         x, str) else "")
-def test_an_op_without_a_gradient_says_so_where_one_is_needed(name, arguments, which, said):
-    arguments = list(arguments)
-    kept = arguments[which]
-    arguments[which] = kept.clone().requires_grad_()
-    with pytest.raises(tensorferry.Unsupported,
-                       match=f"{name} has no gradient, and its {said} requires one: call it under"):
-        getattr(kernels, name)(*arguments)
+def test_an_op_without_a_gradient_runs_and_backward_says_so(name, arguments, which, said, compiled):
+    function = getattr(kernels, name)
+    leaf = arguments[which].clone().requires_grad_()
+
+    def run():
+        copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in arguments]
+        copies[which] = leaf * 1  # leaves cannot be written
+        return written_by(name, copies, function(*copies))
+
+    if compiled:
+        torch.compiler.reset()
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    found = run()
     with torch.no_grad():
-        getattr(kernels, name)(*arguments)
+        right = run()
+    for mine, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(mine.detach(), theirs)
+        text = f"{name} has no gradient, and its {said} requires one: call it under"
+        for end in (lambda: mine.sum().backward(retain_graph=True),
+                    lambda: torch.autograd.grad(mine.sum(), leaf, retain_graph=True)):
+            with pytest.raises(tensorferry.Unsupported, match=text):
+                end()
     with torch.inference_mode():
-        getattr(kernels, name)(*arguments)
+        run()
+
+
+def test_what_needs_no_gradient_of_such_an_op_has_its_own():
+    weight, x = torch.ones(64, requires_grad=True), torch.randn(2, 4, 64)
+    q, _ = kernels.rope(torch.arange(2), kernels.rms_norm(x, weight), x[:, :2], torch.rand(16, 64))
+    other = (weight * 3).sum()
+    other.backward()
+    assert torch.equal(weight.grad, torch.full((64,), 3.0))
+    with pytest.raises(tensorferry.Unsupported, match="rope has no gradient, and its q requires one"):
+        (other.detach() + q.sum()).backward()
+
+
+def test_caches_that_are_views_are_written_and_backward_says_so():
+    caches = torch.zeros(2, 1, 16, 2, 64)
+    k = torch.randn(2, 2, 64, requires_grad=True)
+    slots = torch.tensor([0, 1], dtype=torch.int32)
+    kernels.store_kvcache(k, k, caches[0], caches[1], slots)
+    assert torch.equal(caches[1, 0, :2], k)
+    with pytest.raises(tensorferry.Unsupported, match="store_kvcache has no gradient, and its k requires"):
+        caches.sum().backward()
+
+
+def test_a_quantised_result_is_written_though_the_weight_requires_a_gradient():
+    x, weight = torch.randn(3, 16), torch.ones(16, requires_grad=True)
+    for dtype in (torch.uint8, torch.float8_e4m3fn):
+        result = torch.zeros(3, 16, dtype=dtype)
+        kernels.rms_norm_static_fp8_quant(result, x, weight, torch.ones(1), 1e-6)
+        assert result.view(torch.uint8).any()
+
+
+def test_a_leaf_that_requires_a_gradient_is_not_written_over():
+    q, k = torch.randn(2, 4, 64, requires_grad=True), torch.randn(2, 2, 64)
+    before = q.detach().clone()
+    for written in (q, q[:]):
+        with pytest.raises(tensorferry.InvalidArgument, match="rope_ writes its q, a leaf that requires a"):
+            kernels.rope_(torch.arange(2), written, k, torch.rand(16, 64))
+    assert torch.equal(q, before)
 
 
 def called_with(name):

@@ -24,11 +24,14 @@ def gelu(x):
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
+def gelu_tanh(x):
+    return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 GATES = {
     "silu_and_mul": lambda x: x / (1 + np.exp(-x)),
     "gelu_and_mul": gelu,
-    "gelu_tanh_and_mul": lambda x: x * 0.5 * (
-        1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_tanh_and_mul": gelu_tanh,
 }
 
 
@@ -47,10 +50,18 @@ def test_a_gate_that_is_unknown_is_named():
 
 def test_other_elementwise_ops_of_arrays():
     x = np.random.randn(4, 10).astype(np.float16)
-    added = kernels.fused_add_gelu(x, np.zeros(10, np.float16))
-    np.testing.assert_allclose(added, gelu(x.astype(np.float64)), atol=5e-3)
+    for approximate, right in (("none", gelu), ("tanh", gelu_tanh)):
+        added = kernels.fused_add_gelu(x, np.zeros(10, np.float16), approximate)
+        np.testing.assert_allclose(added, right(x.astype(np.float64)), rtol=2**-10, atol=1e-6)
     np.testing.assert_allclose(kernels.element_wise_mul_add(x, x, x), x.astype(float) ** 2 + x,
                                atol=2e-2)
+
+
+def test_an_approximation_that_does_not_exist_is_named():
+    x = np.zeros((2, 4), np.float32)
+    with pytest.raises(tensorferry.InvalidArgument, match="approximate is 'fast'; it can be 'none', for "
+                                                          "the exact GELU, or 'tanh'"):
+        kernels.fused_add_gelu(x, x[0], approximate="fast")
 
 
 def test_arrays_that_cannot_be_used_are_named():

@@ -2,8 +2,11 @@
 
 import copy
 import pickle
+import re
 
 import pytest
+
+import tensorferry
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -69,6 +72,41 @@ def test_the_norm_takes_other_types_as_its_formula_does():
     torch.testing.assert_close(norm(x.double()), _formulas.rms_norm(x.double(), norm.weight))
     out, total = norm(x, torch.ones(8))
     torch.testing.assert_close(total, x + 1)
+
+
+def load_as_nano_vllm(mlp, weights):
+    """As its loader does: a part of gate_up_proj by its number, others without one."""
+    for name, weight in weights.items():
+        shards = {"gate_proj": 0, "up_proj": 1}
+        part, _, kind = name.partition(".")
+        param = mlp.get_parameter(f"gate_up_proj.{kind}" if part in shards else name)
+        param.weight_loader(param, weight, *([shards[part]] if part in shards else []))
+
+
+@pytest.mark.parametrize("copied", [lambda mlp: mlp, copy.deepcopy, lambda mlp: pickle.loads(
+    pickle.dumps(mlp)), lambda mlp: mlp.bfloat16().float()], ids=["made", "copied", "pickled", "cast"])
+def test_the_gated_mlp_loads_weights_by_nano_vllms_loader(copied):
+    weights = {"gate_proj.weight": torch.randn(16, 8), "up_proj.weight": torch.randn(16, 8),
+               "down_proj.weight": torch.randn(8, 16), "gate_proj.bias": torch.randn(16),
+               "up_proj.bias": torch.randn(16), "down_proj.bias": torch.randn(8)}
+    mlp, right = copied(layers.CustomGatedMLP(8, 16, bias=True)), layers.CustomGatedMLP(8, 16, bias=True)
+    load_as_nano_vllm(mlp, weights)
+    right.load_state_dict(weights)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(mlp(x), right(x))
+
+
+@pytest.mark.parametrize(("name", "shape", "right"), [
+    ("gate_proj.weight", [15, 8], [16, 8]), ("up_proj.weight", [1, 8], [16, 8]),
+    ("down_proj.weight", [8, 1], [8, 16]), ("gate_up_proj.weight", [16, 8], [32, 8]),
+])
+def test_a_weight_of_the_wrong_shape_is_named(name, shape, right):
+    mlp = layers.CustomGatedMLP(8, 16)
+    before = copy.deepcopy(mlp.state_dict())
+    said = f"CustomGatedMLP: the checkpoint's {name} is {shape}; this layer's is {right}: give the layer"
+    with pytest.raises(tensorferry.InvalidArgument, match=re.escape(said)):
+        load_as_nano_vllm(mlp, {name: torch.randn(shape)})
+    assert all(torch.equal(mlp.state_dict()[key], kept) for key, kept in before.items())
 
 
 def test_the_gated_mlp_takes_its_old_arguments():

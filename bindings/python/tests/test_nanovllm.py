@@ -12,7 +12,7 @@ import tensorferry
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tensorferry import _core, kernels, nanovllm, staging  # noqa: E402
+from tensorferry import _core, kernels, layers, nanovllm, staging  # noqa: E402
 from tensorferry.nanovllm import _engine, _missing, _run, bench  # noqa: E402
 
 try:
@@ -65,6 +65,35 @@ def both(nano):
 
 def close(pair, tolerance=1e-5):
     torch.testing.assert_close(pair[1], pair[0], rtol=tolerance, atol=tolerance)
+
+
+# ---- the MLP in the place of Qwen3MLP -------------------------------------------------------------
+
+
+def mlp_instead(nano, monkeypatch, more=0):
+    """As docs/guides/nanovllm_kernels.md has it in Qwen3DecoderLayer."""
+    monkeypatch.setattr(nano.qwen3, "Qwen3MLP", lambda hidden_size, intermediate_size, hidden_act:
+                        layers.CustomGatedMLP(hidden_size, intermediate_size + more, hidden_act))
+
+
+def test_the_custom_mlp_gets_its_weights_by_nano_vllms_own_loader(nano, model, monkeypatch):
+    mlp_instead(nano, monkeypatch)
+    prompts = prompts_of(5, 17)
+    with engine(model, way="formulas") as llm:
+        mlp = llm.model_runner.model.model.layers[0].mlp
+        assert isinstance(mlp, layers.CustomGatedMLP)
+        assert greedy(llm, prompts) == Reference(model).greedy(prompts)
+        kept = Reference(model).weights
+        for i, part in enumerate(("gate_proj", "up_proj")):
+            right = kept[f"model.layers.0.mlp.{part}.weight"].float()
+            assert torch.equal(mlp.gate_up_proj.weight.chunk(2)[i], right)
+
+
+def test_a_checkpoint_of_other_sizes_is_named_by_nano_vllms_own_loader(nano, model, monkeypatch):
+    mlp_instead(nano, monkeypatch, more=8)
+    with pytest.raises(tensorferry.InvalidArgument, match=r"the checkpoint's (gate|up)_proj.weight is "
+                       r"\[96, 64\]; this layer's is \[104, 64\]"), engine(model):
+        pass
 
 
 def test_rowwise_layers_are_nano_vllms(nano, both):

@@ -87,6 +87,7 @@ Result<AddGeluPlan> PlanAddGelu(const AddGeluArgs& args) {
   plan.sizes = joined.sizes;
   plan.cols = args.x.last();
   plan.dtype = args.x.dtype;
+  plan.form = args.form;
   // Words need rows whose length and beginnings are multiples of 16 bytes in all tensors; otherwise
   // the same kernel runs by elements.
   const std::int64_t packed = 16 / SizeOf(plan.dtype);

@@ -10,18 +10,21 @@
 namespace ferry::kernels {
 namespace {
 
-template <class T, int kWidth>
+template <class T, int kWidth, GeluForm kForm>
 __device__ __forceinline__ void StoreGelu(T* to, const Word<T, kWidth>& x,
                                           const float (&bias)[kWidth]) {
   float values[kWidth];
   NumbersOf<T, kWidth>(x, values);
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) values[j] = GeluTanh<T>(values[j] + bias[j]);
+  for (int j = 0; j < kWidth; ++j) {
+    const float sum = values[j] + bias[j];
+    values[j] = kForm == GeluForm::kExact ? GeluErf(sum) : GeluTanh<T>(sum);
+  }
   Store<T, kWidth>(to, values);
 }
 
 // All of a thread's loads are in flight before its first store.
-template <class T, int kWidth>
+template <class T, int kWidth, GeluForm kForm>
 __global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ AddGeluPlan plan) {
   constexpr int kWords = static_cast<int>(kAddGeluWords);
   prim::GridDependencySynchronize();
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(kTileThreads) AddGelu(const __grid_constant__ 
     if (word < place.end) {
       float bias[kWidth];
       NumbersOf<T, kWidth>(biases[i], bias);
-      StoreGelu<T, kWidth>(out + std::int64_t{word} * kWidth, words[i], bias);
+      StoreGelu<T, kWidth, kForm>(out + std::int64_t{word} * kWidth, words[i], bias);
     }
   }
 }
@@ -88,8 +91,12 @@ cuda::LaunchConfig TileConfig(const RowTiles& tiles) {
 Status LaunchAddGelu(const AddGeluPlan& plan, cuda::StreamRef stream) {
   return WithFloatType(plan.dtype, [&](auto number) {
     using T = decltype(number);
+    constexpr GeluForm kExact = GeluForm::kExact;
+    constexpr GeluForm kTanh = GeluForm::kTanh;
+    const auto exact = plan.wide ? AddGelu<T, kPacked<T>, kExact> : AddGelu<T, 1, kExact>;
+    const auto by_tanh = plan.wide ? AddGelu<T, kPacked<T>, kTanh> : AddGelu<T, 1, kTanh>;
     return cuda::Launch(stream, "fused_add_gelu", TileConfig(plan.tiles),
-                        plan.wide ? AddGelu<T, kPacked<T>> : AddGelu<T, 1>, plan);
+                        plan.form == kExact ? exact : by_tanh, plan);
   });
 }
 

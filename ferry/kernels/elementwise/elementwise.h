@@ -1,13 +1,18 @@
 // Elementwise ops: bias with GELU, and multiply-add.
 #pragma once
+#include <cstdint>
+
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/kernels/tensor.h"
 
 namespace ferry::kernels {
 
-// out[..., i] = gelu(x[..., i] + bias[i]) with the approximation by tanh (GeluTanh() of
-// activation.h), in fp32; rounded once.
+// kExact: by erf, as torch's gelu is by default. kTanh: its approximation, up to 4.8e-4 away.
+enum class GeluForm : std::uint8_t { kExact, kTanh };
+
+// out[..., i] = gelu(x[..., i] + bias[i]), in fp32; rounded once. Gelu() and GeluTanh() of
+// activation.h have the formulas.
 //   x, out  [..., cols] fp32, fp16 or bf16, one to four sizes, any strides but 1 for the last size;
 //           out may be x
 //   bias    [cols] of the same type, contiguous
@@ -19,6 +24,7 @@ struct AddGeluArgs {
   Tensor x;
   Tensor bias;
   Tensor out;
+  GeluForm form = GeluForm::kExact;
 };
 Status FusedAddGelu(const AddGeluArgs& args, cuda::StreamRef stream);
 Status FusedAddGeluCpu(const AddGeluArgs& args);

@@ -11,13 +11,14 @@ namespace ferry::kernels {
 
 Status FusedAddGeluCpu(const AddGeluArgs& args) {
   FERRY_TRY_ASSIGN(const AddGeluPlan plan, PlanAddGelu(args));
+  const auto gelu = plan.form == GeluForm::kExact ? Gelu : GeluTanh;
   for (std::uint32_t row = 0; row < plan.tiles.rows; ++row) {
     const std::int64_t x = RowOffset(plan.sizes, plan.x_strides, row);
     const std::int64_t out = RowOffset(plan.sizes, plan.out_strides, row);
     for (std::int64_t i = 0; i < plan.cols; ++i) {
       const double sum = double{ReadFloat(plan.x, plan.dtype, x + i)} +
                          double{ReadFloat(plan.bias, plan.dtype, i)};
-      WriteFloat(plan.out, plan.dtype, out + i, static_cast<float>(GeluTanh(sum)));
+      WriteFloat(plan.out, plan.dtype, out + i, static_cast<float>(gelu(sum)));
     }
   }
   return Ok();

@@ -19,6 +19,7 @@ struct AddGeluPlan {
   RowTiles tiles;
   std::int64_t cols = 0;
   DType dtype = DType::kFloat32;
+  GeluForm form = GeluForm::kExact;
   bool wide = false;  // words of 16 bytes, otherwise elements
 };
 // Words of x per thread.

@@ -24,6 +24,7 @@ struct ElementwiseCase {
   TestLayout in = {};
   TestLayout out = {};
   int in_place = -1;  // the input that is the output, if any
+  GeluForm form = GeluForm::kExact;
 };
 
 std::string NameOfCase(const char* op, const ElementwiseCase& given) {
@@ -46,11 +47,16 @@ class AddGeluTensors {
     before_ = x_.Values();
     out_.Poison();
   }
-  AddGeluArgs Args(OpBed* bed) { return {bed->View(x_), bed->View(bias_), bed->View(Out())}; }
+  AddGeluArgs Args(OpBed* bed) {
+    return {bed->View(x_), bed->View(bias_), bed->View(Out()), given_.form};
+  }
   void ExpectRight() {
     const double root = std::sqrt(2 / std::acos(-1.0));
-    const auto gelu = [root](double x) {
-      return 0.5 * x * (1 + std::tanh(root * (x + 0.044715 * x * x * x)));
+    const bool exact = given_.form == GeluForm::kExact;
+    const auto gelu = [root, exact](double x) {
+      return 0.5 * x *
+             (1 + (exact ? std::erf(x / std::sqrt(2.0))
+                         : std::tanh(root * (x + 0.044715 * x * x * x))));
     };
     Elements elements{Out().Values(), {}, {}};
     for (std::size_t i = 0; i < before_.size(); ++i) {
@@ -58,7 +64,8 @@ class AddGeluTensors {
       elements.right.push_back(gelu(before_[i] + bias));
       elements.terms.push_back(std::fabs(before_[i]) + std::fabs(bias));
     }
-    const std::string name = NameOfCase("fused_add_gelu", given_);
+    const std::string name =
+        NameOfCase(exact ? "fused_add_gelu" : "fused_add_gelu by tanh", given_);
     ExpectEachRight(elements, {}, given_.dtype, name);
     for (const TestTensor* tensor : {&x_, &bias_, &out_}) tensor->ExpectGapsUntouched(name);
   }
@@ -118,8 +125,12 @@ class ElementwiseTest : public OpTest {
  protected:
   void Expect(const ElementwiseCase& given) {
     if (given.in_place <= 0) {
-      AddGeluTensors tensors(given);
-      ExpectRightResults(&tensors, kFusedAddGeluKernel, FusedAddGeluCpu);
+      for (const GeluForm form : {GeluForm::kExact, GeluForm::kTanh}) {
+        ElementwiseCase formed = given;
+        formed.form = form;
+        AddGeluTensors tensors(formed);
+        ExpectRightResults(&tensors, kFusedAddGeluKernel, FusedAddGeluCpu);
+      }
     }
     MulAddTensors tensors(given);
     ExpectRightResults(&tensors, kElementWiseMulAddKernel, ElementWiseMulAddCpu);

@@ -37,15 +37,17 @@ std::uint64_t BytesOf(const RowsOfCase& of) {
 }
 
 // 2 x: x is read, out is written.
+template <kernels::GeluForm kForm>
 KernelCase AddGeluCase(const RowsOfCase& of) {
   KernelCase one = NewRowCase("fused_add_gelu", of);
+  one.variant = kForm == kernels::GeluForm::kExact ? "exact" : "tanh";
   const auto x = one.AddNumbers(of.dtype, {of.rows, of.cols});
   const auto bias = one.AddNumbers(of.dtype, {of.cols});
   const auto out = one.AddResults(of.dtype, {of.rows, of.cols});
   one.bytes = 2 * BytesOf(of);
   one.launch = [=](const KernelStream& to, KernelAddresses at) {
     return to.Put(kernels::kFusedAddGeluKernel,
-                  kernels::AddGeluArgs{to.Of(x, at), bias.At(at), to.Of(out, at)});
+                  kernels::AddGeluArgs{to.Of(x, at), bias.At(at), to.Of(out, at), kForm});
   };
   return one;
 }
@@ -193,8 +195,11 @@ void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* case
     Make make;
     bool gated;
   };
+  constexpr auto kExact = kernels::GeluForm::kExact;
+  constexpr auto kTanh = kernels::GeluForm::kTanh;
   for (const auto& [make, gated] :
-       {Made{&AddGeluCase, false}, Made{&MulAddCase, false}, Made{&SiluAndMulCase, true},
+       {Made{&AddGeluCase<kExact>, false}, Made{&AddGeluCase<kTanh>, false},
+        Made{&MulAddCase, false}, Made{&SiluAndMulCase, true},
         Made{&SiluAndMulQuantCase<kStatic>, true}, Made{&SiluAndMulQuantCase<kPerToken>, true},
         Made{&RmsNormCase, false}, Made{&RmsNormQuantCase<kStatic>, false},
         Made{&RmsNormQuantCase<kPerToken>, false}, Made{&AddRmsNormCase, false}}) {
@@ -207,7 +212,8 @@ void AddRowCases(const KernelCaseOptions& options, std::vector<KernelCase>* case
   if (options.tiny) return;
   // In fp32, [32, 256, 4096]: where others publish numbers of these two.
   const RowsOfCase published{32 * 256, 4096, DType::kFloat32};
-  cases->push_back(AddGeluCase(published));
+  cases->push_back(AddGeluCase<kExact>(published));
+  cases->push_back(AddGeluCase<kTanh>(published));
   cases->push_back(MulAddCase(published));
 }
 
