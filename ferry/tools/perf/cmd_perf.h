@@ -74,6 +74,7 @@ inline constexpr const char* kPong = "pong";        // * count
 inline constexpr const char* kFill = "fill";        // slot, seed
 inline constexpr const char* kPoison = "poison";
 inline constexpr const char* kCheck = "check";  // slot, seed -> (wrong_at)
+inline constexpr const char* kResult = "result";    // seconds_avg, gbps, for people at the server
 inline constexpr const char* kFloorOpen =
     "floor open";  // sockets, congestion_control -> port, token
 inline constexpr const char* kFloorRun =
