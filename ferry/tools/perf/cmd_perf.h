@@ -54,6 +54,7 @@ Status RunPerfClient(const PerfJob& job, const std::string& address);
 
 struct PerfServerJob {
   Config config;
+  MemoryChoice gpu;  // that a plugin's lanes are for; host: the first
   Config floor_config;  // with the ports that the floor may take
   bool json = false;
 };

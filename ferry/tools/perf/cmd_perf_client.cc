@@ -26,6 +26,7 @@ constexpr auto kShow = std::chrono::seconds(10);  // for the server to print a r
 // ---- the connection -----------------------------------------------------------------------------
 
 Result<Link> MakeLink(const PerfJob& job, const std::string& address, Deadline deadline) {
+  FERRY_TRY_ASSIGN(const auto current, job.memory.MakeCurrent(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection, ConnectTo(&endpoint, address, deadline));
   return Link{std::move(endpoint), connection, Control(connection), std::nullopt};

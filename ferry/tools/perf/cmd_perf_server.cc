@@ -312,6 +312,7 @@ void Announce(const Config& config, const transfer::Endpoint& endpoint, bool jso
 }  // namespace
 
 Status RunPerfServer(const PerfServerJob& job) {
+  FERRY_TRY_ASSIGN(const auto current, job.gpu.MakeCurrent(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   Announce(job.config, endpoint, job.json);
   Acceptor acceptor(&endpoint);

@@ -352,6 +352,7 @@ Status RunTransferClient(const TransferClientJob& job) {
   const std::uint64_t size = file ? file->size() : job.message.size();
   FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(size, job.memory, job.config));
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
+  FERRY_TRY_ASSIGN(const auto current, job.memory.MakeCurrent(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection,
                    ConnectTo(&endpoint, job.address, Deadline::After(job.config.connect_timeout)));
