@@ -28,7 +28,7 @@ constexpr auto kUnpackTimeout = std::chrono::seconds(60);
 // A copy for each fragment takes microseconds each.
 constexpr unsigned kSlowRounds = 3;
 // The kernel should be at most a fifth slower than a copy for each fragment (dma; d2d in UCCL).
-constexpr double kLeastDmaRatio = 0.8;
+constexpr double kMinDmaRatio = 0.8;
 
 // A message in the pool, and what the unpacker is told of it.
 struct PooledMessage {
@@ -232,7 +232,7 @@ class UnpackBench {
                      {"read_us_per_message", row.read_seconds * 1e6},
                      {"launch_us_per_message", row.launch_seconds * 1e6},
                      {"dma_ratio", dma_ratio},
-                     {"reaches_dma", dma_ratio >= kLeastDmaRatio},
+                     {"reaches_dma", dma_ratio >= kMinDmaRatio},
                      {"verified", row.verified}}
                     .dump());
       return;
@@ -244,7 +244,7 @@ class UnpackBench {
         job_.message_bytes, row.launch_seconds * 1e6, row.verified ? "yes" : "NO"));
     if (row.by == tcpx::UnpackBy::kKernel) {
       PrintLine(fmt::format("kernel within 20 % of dma (d2d), or faster: {}",
-                            dma_ratio >= kLeastDmaRatio ? "yes" : "NO"));
+                            dma_ratio >= kMinDmaRatio ? "yes" : "NO"));
     }
   }
 
