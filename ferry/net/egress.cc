@@ -43,7 +43,7 @@ std::vector<std::byte> BodyOf(const rtmsg& request) {
 
 // The attributes of a route to another machine; nothing if there is none.
 std::optional<std::vector<std::byte>> AskRoute(std::span<const std::byte> body) {
-  auto answer = AskKernel(NETLINK_ROUTE, RTM_GETROUTE, body, RTM_NEWROUTE);
+  auto answer = Netlink(NETLINK_ROUTE).Ask(RTM_GETROUTE, body, RTM_NEWROUTE);
   rtmsg route{};
   if (!answer || answer->size() < sizeof route) return std::nullopt;
   std::memcpy(&route, answer->data(), sizeof route);

@@ -9,8 +9,6 @@
 #include <climits>
 #include <cstring>
 
-#include "ferry/core/fd.h"
-
 namespace ferry::net {
 namespace {
 
@@ -24,11 +22,12 @@ void Append(std::vector<std::byte>* bytes, const T& value) {
 
 }  // namespace
 
-std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type,
-                                                std::span<const std::byte> body,
-                                                std::uint16_t answer_type) {
-  const UniqueFd fd =
-      ClosedInChildren(UniqueFd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)));
+Netlink::Netlink(int protocol)
+    : fd_(ClosedInChildren(UniqueFd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)))) {}
+
+std::optional<std::vector<std::byte>> Netlink::Ask(std::uint16_t type,
+                                                   std::span<const std::byte> body,
+                                                   std::uint16_t answer_type) const {
   nlmsghdr header{};
   header.nlmsg_len = static_cast<std::uint32_t>(sizeof header + body.size());
   header.nlmsg_type = type;
@@ -36,9 +35,9 @@ std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type
   std::vector<std::byte> bytes;
   Append(&bytes, header);
   bytes.insert(bytes.end(), body.begin(), body.end());
-  if (!fd || ::send(fd.get(), bytes.data(), bytes.size(), 0) < 0) return std::nullopt;
+  if (!fd_ || ::send(fd_.get(), bytes.data(), bytes.size(), 0) < 0) return std::nullopt;
   bytes.resize(kMaxAnswer);
-  const ssize_t got = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
   if (got < static_cast<ssize_t>(sizeof header)) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.nlmsg_type != answer_type || header.nlmsg_len < sizeof header ||
@@ -54,7 +53,7 @@ std::optional<std::vector<std::byte>> AskLink(int index) {
   ifinfomsg request{};
   request.ifi_index = index;
   auto answer =
-      AskKernel(NETLINK_ROUTE, RTM_GETLINK, std::as_bytes(std::span(&request, 1)), RTM_NEWLINK);
+      Netlink(NETLINK_ROUTE).Ask(RTM_GETLINK, std::as_bytes(std::span(&request, 1)), RTM_NEWLINK);
   if (!answer || answer->size() < sizeof request) return std::nullopt;
   answer->erase(answer->begin(), answer->begin() + sizeof request);
   return answer;
@@ -75,7 +74,7 @@ int AskHolder(int family, std::span<const std::byte> address) {
   std::vector<std::byte> body;
   Append(&body, request);
   AppendAttribute(&body, RTA_DST, address);
-  const auto answer = AskKernel(NETLINK_ROUTE, RTM_GETROUTE, body, RTM_NEWROUTE);
+  const auto answer = Netlink(NETLINK_ROUTE).Ask(RTM_GETROUTE, body, RTM_NEWROUTE);
   if (!answer || answer->size() < sizeof request) return 0;
   const auto holder = AttributeIn(std::span(*answer).subspan(sizeof request), RTA_OIF);
   int index = 0;

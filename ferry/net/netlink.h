@@ -6,14 +6,24 @@
 #include <span>
 #include <vector>
 
+#include "ferry/core/fd.h"
+
 namespace ferry::net {
 
-// Sends one request of `type`, whose body is `body`, and returns the body of the kernel's answer;
-// nothing if that is an error or not of `answer_type`. Concerns the network namespace of the
-// calling thread. Does not wait: the kernel answers within the send.
-std::optional<std::vector<std::byte>> AskKernel(int protocol, std::uint16_t type,
-                                                std::span<const std::byte> body,
-                                                std::uint16_t answer_type);
+// A socket for questions to the network namespace of the thread that makes it.
+class Netlink {
+ public:
+  explicit Netlink(int protocol);
+
+  // Sends one request of `type`, whose body is `body`, and returns the body of the kernel's answer;
+  // nothing if that is an error or not of `answer_type`. Does not wait: the kernel answers within
+  // the send.
+  std::optional<std::vector<std::byte>> Ask(std::uint16_t type, std::span<const std::byte> body,
+                                            std::uint16_t answer_type) const;
+
+ private:
+  const UniqueFd fd_;
+};
 
 // The attributes of the interface of this index (rtnetlink(7)); nothing if there is none.
 std::optional<std::vector<std::byte>> AskLink(int index);

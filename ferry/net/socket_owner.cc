@@ -15,9 +15,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "ferry/core/fd.h"
 #include "ferry/core/fork.h"
@@ -29,8 +29,6 @@ namespace ferry::net {
 namespace {
 
 constexpr const char* kListName = "ferry-sockets";
-// Limit of what is read of a peer's list: 131,072 descriptors.
-constexpr std::size_t kMaxListBytes = 1 << 20;
 constexpr unsigned kNoExec = 0x8;  // MFD_NOEXEC_SEAL, which older headers lack
 
 // Kernels with vm.memfd_noexec=2 make no list without that flag; those before Linux 6.3 do not know
@@ -41,14 +39,43 @@ UniqueFd NewList() {
   return ClosedInChildren(UniqueFd(fd));
 }
 
-// The kernel's cookies of the listed sockets, by descriptor; 0 elsewhere. A cookie is never given
-// to two sockets.
+// A listed socket: the kernel's cookie of it, which is never given to two sockets, and its
+// descriptor. 0: free.
+struct Entry {
+  std::uint64_t cookie = 0;
+  std::int64_t descriptor = 0;
+};
+// Entries are in the bucket of their cookie, so that a peer reads one bucket however many sockets
+// there are. The kernel counts cookies up, which spreads them evenly.
+using Bucket = std::array<Entry, 8>;
+constexpr std::uint64_t kBuckets = 1 << 14;
+
+off_t PlaceOf(std::uint64_t cookie) {
+  return static_cast<off_t>(cookie % kBuckets * sizeof(Bucket));
+}
+
+// The bucket of a cookie; past the end of the file its entries are free.
+Bucket ReadBucket(int list, std::uint64_t cookie) {
+  Bucket bucket{};
+  (void)!::pread(list, bucket.data(), sizeof bucket, PlaceOf(cookie));
+  return bucket;
+}
+
 struct SocketList {
   UniqueFd fd = NewList();
+  std::mutex mutex;  // over what is written
 
-  void Set(int socket, std::uint64_t cookie) const {
-    if (!fd) return;
-    (void)!::pwrite(fd.get(), &cookie, sizeof cookie, static_cast<off_t>(sizeof cookie) * socket);
+  // Puts `entry` into the place of the one that has the cookie `old`, in the bucket of `cookie`. In
+  // a full bucket there is no free one: the socket is not listed then.
+  void Replace(std::uint64_t cookie, std::uint64_t old, const Entry& entry) {
+    const std::lock_guard lock(mutex);
+    const Bucket bucket = ReadBucket(fd.get(), cookie);
+    const auto* const place = std::find_if(bucket.begin(), bucket.end(),
+                                           [old](const Entry& at) { return at.cookie == old; });
+    if (!fd || place == bucket.end()) return;
+    const auto index = static_cast<off_t>(place - bucket.begin());
+    (void)!::pwrite(fd.get(), &entry, sizeof entry,
+                    PlaceOf(cookie) + index * static_cast<off_t>(sizeof entry));
   }
 };
 
@@ -100,8 +127,8 @@ struct KernelSocket {
 
 // The socket of this network namespace whose ends are these, and which is bound to no interface or
 // to this one.
-std::optional<KernelSocket> Find(int family, const SocketEnd& local, const SocketEnd& remote,
-                                 int interface) {
+std::optional<KernelSocket> Find(const Netlink& kernel, int family, const SocketEnd& local,
+                                 const SocketEnd& remote, int interface) {
   inet_diag_req_v2 request{};
   request.sdiag_family = static_cast<std::uint8_t>(family);
   request.sdiag_protocol = IPPROTO_TCP;
@@ -112,8 +139,8 @@ std::optional<KernelSocket> Find(int family, const SocketEnd& local, const Socke
   std::copy(remote.address.begin(), remote.address.end(), request.id.idiag_dst);
   request.id.idiag_if = static_cast<std::uint32_t>(interface);
   request.id.idiag_cookie[0] = request.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
-  const auto answer = AskKernel(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY,
-                                std::as_bytes(std::span(&request, 1)), SOCK_DIAG_BY_FAMILY);
+  const auto answer =
+      kernel.Ask(SOCK_DIAG_BY_FAMILY, std::as_bytes(std::span(&request, 1)), SOCK_DIAG_BY_FAMILY);
   inet_diag_msg found{};
   if (!answer || answer->size() < sizeof found) return std::nullopt;
   std::memcpy(&found, answer->data(), sizeof found);
@@ -126,13 +153,14 @@ std::optional<KernelSocket> Find(int family, const SocketEnd& local, const Socke
 // The socket at the other end of one that is bound to `interface`. It may be bound although that
 // one is not: a listener that is bound to the interface of its address also takes connections from
 // this machine.
-std::optional<KernelSocket> FindOther(const SocketEnds& ends, int interface) {
-  if (auto found = Find(ends.family, ends.remote, ends.local, interface)) return found;
+std::optional<KernelSocket> FindOther(const Netlink& kernel, const SocketEnds& ends,
+                                      int interface) {
+  if (auto found = Find(kernel, ends.family, ends.remote, ends.local, interface)) return found;
   const std::size_t bytes = ends.family == AF_INET ? sizeof(in_addr) : sizeof(in6_addr);
   const int holder =
       AskHolder(ends.family, std::as_bytes(std::span(ends.remote.address)).first(bytes));
   if (holder == interface) return std::nullopt;
-  return Find(ends.family, ends.remote, ends.local, holder);
+  return Find(kernel, ends.family, ends.remote, ends.local, holder);
 }
 
 bool SameFile(const std::string& a, const std::string& b) {
@@ -165,26 +193,23 @@ bool RunsAsUs(const std::string& process) {
                        std::string::npos;
 }
 
-// The cookies in a process's list. Looks at the descriptor before it opens the file, since opening
-// some files has effects.
-std::vector<std::uint64_t> ListOf(const std::string& descriptor) {
+// The descriptor that a process's list has for a cookie. Looks at the list's own before it opens
+// the file, since opening some files has effects.
+std::optional<std::int64_t> Listed(const std::string& list, std::uint64_t cookie) {
   const std::string name = fmt::format("/memfd:{} (deleted)", kListName);
-  const UniqueFd path(::open(descriptor.c_str(), O_PATH | O_CLOEXEC));
+  const UniqueFd path(::open(list.c_str(), O_PATH | O_CLOEXEC));
   struct stat info {};
   if (!path || ::fstat(path.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 0 ||
-      info.st_uid != ::geteuid() || TargetOf(descriptor) != name) {
-    return {};
+      info.st_uid != ::geteuid() || TargetOf(list) != name) {
+    return std::nullopt;
   }
-  const UniqueFd list(
+  const UniqueFd opened(
       ::open(fmt::format("/proc/self/fd/{}", path.get()).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!list) return {};
-  const std::string text = Contents(
-      list.get(), std::min<std::size_t>(static_cast<std::size_t>(info.st_size), kMaxListBytes));
-  std::vector<std::uint64_t> cookies(text.size() / sizeof(std::uint64_t));
-  if (!cookies.empty()) {
-    std::memcpy(cookies.data(), text.data(), cookies.size() * sizeof(std::uint64_t));
+  if (!opened) return std::nullopt;
+  for (const Entry& entry : ReadBucket(opened.get(), cookie)) {
+    if (entry.cookie == cookie) return entry.descriptor;
   }
-  return cookies;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -202,11 +227,13 @@ ProcessHint ThisProcess() {
   return list.fd ? ProcessHint{::getpid(), list.fd.get()} : ProcessHint{};
 }
 
-ListedSocket::ListedSocket(int socket) : socket_(socket) {
-  OwnList().Set(socket, CookieOf(socket));
+ListedSocket::ListedSocket(int socket) : cookie_(CookieOf(socket)) {
+  if (cookie_ != 0) OwnList().Replace(cookie_, 0, {cookie_, socket});
 }
 
-ListedSocket::~ListedSocket() { OwnList().Set(socket_, 0); }
+ListedSocket::~ListedSocket() {
+  if (cookie_ != 0) OwnList().Replace(cookie_, cookie_, {});
+}
 
 bool IsHeldBy(const ProcessHint& process, int socket) {
   const auto ends = EndsOf(socket);
@@ -214,16 +241,16 @@ bool IsHeldBy(const ProcessHint& process, int socket) {
   // This socket itself is looked for, too: it may belong to another network namespace, where the
   // same ends are another connection.
   const int interface = BoundTo(socket);
-  const auto own = Find(ends->family, ends->local, ends->remote, interface);
+  const Netlink kernel(NETLINK_SOCK_DIAG);
+  const auto own = Find(kernel, ends->family, ends->local, ends->remote, interface);
   if (!own || own->cookie != CookieOf(socket)) return false;
-  const auto other = FindOther(*ends, interface);
+  const auto other = FindOther(kernel, *ends, interface);
   if (!other || other->uid != ::geteuid()) return false;
   const std::string folder = fmt::format("/proc/{}", process.pid);
   if (!SameFile(folder + "/ns/user", "/proc/self/ns/user") || !RunsAsUs(folder)) return false;
-  const auto cookies = ListOf(fmt::format("{}/fd/{}", folder, process.list));
-  const auto it = std::find(cookies.begin(), cookies.end(), other->cookie);
-  return it != cookies.end() && TargetOf(fmt::format("{}/fd/{}", folder, it - cookies.begin())) ==
-                                    fmt::format("socket:[{}]", other->inode);
+  const auto descriptor = Listed(fmt::format("{}/fd/{}", folder, process.list), other->cookie);
+  return descriptor && TargetOf(fmt::format("{}/fd/{}", folder, *descriptor)) ==
+                           fmt::format("socket:[{}]", other->inode);
 }
 
 Status RequireProof(Lane* lane, const ProcessHint& process, const std::string& peer_name) {
