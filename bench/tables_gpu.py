@@ -72,14 +72,23 @@ def nccl_settings(result):
 def copies(result):
     rows = []
     for name, row in result["rows"].items():
-        if row.get("form") is None and row["bytes"] == 64 << 20 and row["executor"] != "dma":
+        if row["bytes"] == 64 << 20 and row.get("executor", "dma") != "dma":
             beside = rounds_ratio(row, "gbps", "ceiling_gbps")
             engine = rounds_ratio(row, "gbps", "dma_gbps") if "dma_gbps" in row else ""
             rows.append([name.removeprefix("blocks: "), spread(row["gbps"], "GB/s"), beside, engine])
     pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "ms", 1e3), spread(row["speedup"], "×"),
                   spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
-    return [*grid(["64 MiB", "median (min to max)", "of a plain copy", "of one DMA copy per block"], rows), "",
-            *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines)]
+    staged = [[name.removeprefix("staged: "), spread(row["gbps"], "GB/s"), spread(row["copy_engine_ratio"], "×"),
+               spread(row.get("cp_async_ratio"), "×")] for name, row in result["rows"].items() if "staged_form" in row]
+    ladder = [[name.removeprefix("ladder: "), spread(row["ms_per_chunk"], "ms"), f"{number(row['their_ms_per_chunk'])} ms"]
+              for name, row in result["rows"].items() if "rung" in row]
+    lines = [*grid(["64 MiB", "median (min to max)", "of a plain copy", "of one DMA copy per block"], rows), "",
+             *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines)]
+    if staged:
+        lines += ["", *grid(["by way of shared memory", "rate", "of the copy engine", "of cp.async"], staged)]
+    if ladder:
+        lines += ["", *grid(["unpacking 512 KiB, for each chunk", "ours", "the document's"], ladder)]
+    return lines
 
 
 @one_gpu

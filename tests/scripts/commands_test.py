@@ -8,7 +8,9 @@
 A block of code in PAGES stands below one of these lines:
 
   <!-- run: shell -->        run by bash, which stops at the first error, with `ferry` in its PATH
+  <!-- run: gpu -->          the same, with a simulated GPU whose memory network plug-ins reach
   <!-- run: python -->       a whole program
+  <!-- part of: PATH -->     lines of this file, whatever their indentation; "// ..." stands for others
   <!-- not run: REASON -->
 """
 import argparse
@@ -21,10 +23,12 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md")
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
+PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md", "docs/guides/*.md")
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run|part of): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 SHOWN = ("text",)  # output, which nobody runs
+KINDS = ("shell", "gpu", "python")
+GPU = {"FERRY_DEVICES": "simulated:1:1:open"}
 SECONDS = 120
 SKIPPED = 77
 
@@ -38,24 +42,37 @@ def blocks():
             yield place, found["mark"], found["word"], found["language"], found["body"]
 
 
+def stripped(text):
+    return "".join(f"{line.strip()}\n" for line in text.splitlines() if line.strip())
+
+
+def missing(path, body):
+    """The first stretch of a block that the file does not have, or nothing."""
+    text = "\n" + stripped((ROOT / path).read_text(encoding="utf-8")) if (ROOT / path).is_file() else ""
+    return next((part for part in stripped(body).split("// ...\n") if f"\n{part}" not in text), "")
+
+
 def marks():
-    """Sentences about blocks that do not say whether they are run."""
-    for place, mark, word, language, _ in blocks():
+    """Sentences about blocks that do not say whether they are run, or are not in their file."""
+    for place, mark, word, language, body in blocks():
         if language in SHOWN:
             continue
         if mark is None:
             yield f"{place}: write `<!-- run: shell -->` or `<!-- not run: REASON -->` above the block"
-        elif mark == "run" and word not in ("shell", "python"):
-            yield f"{place}: a block is run by shell or by python, not by {word}"
+        elif mark == "part of":
+            if lines := missing(word, body):
+                yield f"{place}: {word} does not have these lines:\n{lines}"
+        elif mark == "run" and word not in KINDS:
+            yield f"{place}: a block is run by one of {', '.join(KINDS)}, not by {word}"
 
 
-def run(place, command, ferry):
+def run(place, command, ferry, variables):
     """A sentence, or nothing."""
     print(f"{place} starts", flush=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FERRY_", "NCCL_", "UCCL_"))}
     path = f"{pathlib.Path(ferry).resolve().parent}:{os.environ['PATH']}" if ferry else os.environ["PATH"]
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(command, cwd=folder, env={**kept, "PATH": path}, text=True, stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(command, cwd=folder, env={**kept, **variables, "PATH": path}, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             output, _ = process.communicate(timeout=SECONDS)
@@ -84,7 +101,7 @@ def run_all(ferry, python):
             if (python if word == "python" else ferry) is None:
                 skipped += 1
                 continue
-            pending.append(pool.submit(run, place, command, ferry))
+            pending.append(pool.submit(run, place, command, ferry, GPU if word == "gpu" else {}))
         return [fault for one in pending if (fault := one.result())], len(pending), skipped
 
 

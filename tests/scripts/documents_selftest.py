@@ -44,6 +44,33 @@ class Links(unittest.TestCase):
         for anchor in ("a-title-2", "not-a-heading"):
             self.assertIn("has no such heading", self.check(f"[x](docs/b.md#{anchor})\n")[0])
 
+    def guide(self, text):
+        links = script("scripts/check_links")
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder).resolve()
+            (root / "docs/guides").mkdir(parents=True)
+            (root / "a.h").write_text("class Copier { void CopyAsync(int n); };  // --fast\n", encoding="utf-8")
+            (root / "docs/guides/names.md").write_text(text, encoding="utf-8")
+            return list(links.check(root))
+
+    def test_a_name_of_code_has_to_be_in_the_file_that_it_leads_to(self):
+        self.assertEqual(self.guide("[`Copier::CopyAsync(n)`](../../a.h)\n"), [])
+        self.assertEqual(self.guide("\n[`Copier::Copy`](../../a.h)\n"), ["docs/guides/names.md:2: a.h has no Copy"])
+        head = "| theirs | ours | file |\n| --- | --- | --- |\n"
+        self.assertEqual(self.guide(f"{head}| `x` | `Copier`, `--fast` | `a.h` |\n"), [])
+        self.assertEqual(self.guide(f"{head}| `x` | none: `Copied` | `a.h` |\n"),
+                         ["docs/guides/names.md:3: a.h has no Copied"])
+        self.assertIn("b.h does not exist", self.guide(f"{head}| `x` | `Copier` | `b.h` |\n")[0])
+        self.assertIn("a.h has no --fas", self.guide(f"{head}| `x` | `--fas` | `a.h` |\n")[0])
+
+    def test_each_row_of_names_says_where_ours_is(self):
+        page = ROOT / "docs/guides/names.md"
+        rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        whole = [line for line in rows if re.fullmatch(r"\| ([^|]* )?\| [^|]*`[^`|]+`[^|]* \| `[^`|]+` \|", line)]
+        heads = [line for line in rows if line in ("| theirs | ours | file |", "| --- | --- | --- |")]
+        self.assertEqual([line for line in rows if line not in whole + heads], [])
+        self.assertGreater(len(whole), 70)
+
     def test_code_is_not_looked_at(self):
         self.assertEqual(self.check("`[x](nothing)`\n\n```\n[x](nothing)\n```\n"), [])
 
@@ -53,6 +80,7 @@ class Commands(unittest.TestCase):
         commands = script("tests/scripts/commands_test.py")
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "README.md").write_text(text, encoding="utf-8")
+            (pathlib.Path(folder) / "a.cc").write_text("  first();\n  second();\n\n  third();\n", encoding="utf-8")
             with unittest.mock.patch.object(commands, "ROOT", pathlib.Path(folder)):
                 return list(commands.marks()), commands.run_all("/bin/ferry", None)[:2]
 
@@ -60,6 +88,13 @@ class Commands(unittest.TestCase):
         self.assertIn("README.md:3: write", self.marks("a\n\n```sh\ntrue\n```\n")[0][0])
         self.assertEqual(self.marks("```text\nout\n```\n")[0], [])
         self.assertEqual(self.marks("<!-- not run: a reason -->\n```sh\nfalse\n```\n"), ([], ([], 0)))
+
+    def test_a_block_that_is_part_of_a_file_has_its_lines(self):
+        text = "<!-- part of: a.cc -->\n```cpp\n{}```\n"
+        self.assertEqual(self.marks(text.format("first();\n// ...\nthird();\n")), ([], ([], 0)))
+        for lines in ("second();\n// ...\nfourth();\n", "first();\nthird();\n"):
+            self.assertIn("README.md:1: a.cc does not have these lines:", self.marks(text.format(lines))[0][0])
+        self.assertIn("b.cc does not have", self.marks(text.replace("a.cc", "b.cc").format("first();\n"))[0][0])
 
     def test_a_block_is_run_and_its_first_error_ends_it(self):
         self.assertEqual(self.marks("<!-- run: shell -->\n```sh\ntrue\n```\n"), ([], ([], 1)))

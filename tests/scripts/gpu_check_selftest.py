@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """gpu_check puts the kernels' times beside torch's, and loses none where a step fails."""
+import argparse
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -57,6 +58,27 @@ class Writing(unittest.TestCase):
         for skipped in ("skipped: compute-sanitizer is not installed",
                         {"memcheck": {"exit": 1, "summary": "skipped: Device not supported"}}):
             self.assertEqual(self.fault(sanitizers=skipped), "")
+
+
+    def test_each_bench_of_copies_has_rows(self):
+        # What the program prints with each option; the last one without any.
+        rows = {"--pipeline": {"memory": "pinned", "form": "pipeline", "streams": 2, "seconds": 1, "speedup": 2,
+                               "overlap_percent": 50},
+                "--staged": {"staged_form": "cp.async", "stages": 2, "copy_engine_ratio": 1, "cp_async_ratio": 1},
+                "--ladder": {"rung": "a", "what": "all anew", "fragment_bytes": 4096, "chunks": 8, "ms_per_chunk": 1,
+                             "their_ms_per_chunk": 53},
+                "--json": {"direction": "H2D", "executor": "dma", "host_side": "scattered", "block_size": 4096,
+                           "ceiling_gbps": 1}}
+
+        def rows_of(_, words, __):
+            return [{"bytes": 1 << 22, "gbps": 1, **next(row for option, row in rows.items() if option in words)}]
+
+        starts = bench_gpu.Starts()
+        options = argparse.Namespace(starts=2, rounds=1)
+        with unittest.mock.patch.object(bench_gpu, "rows_of", rows_of):
+            bench_gpu.copies(None, starts, options)
+        self.assertEqual({name.split(":")[0] for name in starts.rows}, set(gpu_check.BENCHES))
+        self.assertEqual(starts.rows["ladder: a, all anew"]["values"]["ms_per_chunk"], ([1, 1], "ms"))
 
 
 class Merging(unittest.TestCase):

@@ -19,6 +19,7 @@ namespace {
 
 constexpr const char* kCopySize = "64MiB";
 constexpr const char* kPipelineSize = "256MiB";
+constexpr const char* kLadderSize = "4MiB";
 constexpr std::uint64_t kMaxPool = std::uint64_t{4} << 30;  // what fragments can address
 
 struct Words {
@@ -27,6 +28,7 @@ struct Words {
   std::vector<std::string> block_sizes;  // none given: those that follow
   bool pipeline = false;
   bool unpack = false;
+  bool ladder = false;
   bool staged = false;
   std::string chunk = "4MiB";
   // One alone is slower than the bus; half of the cores are left to others.
@@ -47,7 +49,7 @@ Status RunPipeline(const Words& words) {
   return RunPipelineBench(job);
 }
 
-Status RunUnpack(const CopyBenchJob& copies) {
+Status RunUnpack(const CopyBenchJob& copies, bool ladder) {
   UnpackBenchJob job{copies};
   job.fragment_bytes = copies.block_sizes;
   if (job.bytes > kMaxPool) {
@@ -60,6 +62,7 @@ Status RunUnpack(const CopyBenchJob& copies) {
                  "fragments of " + std::to_string(size) +
                      " bytes do not make a message of 512 KiB; give sizes like 1KiB or 4KiB");
   }
+  if (ladder) return RunUnpackLadder(job);
   FERRY_TRY(RunUnpackBench(job));
   return RunRowsBench(job);
 }
@@ -68,10 +71,12 @@ Status Run(Words* words) {
   CopyBenchJob& job = words->job;
   FERRY_TRY_ASSIGN(job.config, LoadConfig(words->settings));
   if (words->pipeline) return RunPipeline(*words);
-  FERRY_TRY_ASSIGN(job.bytes, ParseSize(words->size.empty() ? kCopySize : words->size));
+  if (words->size.empty()) words->size = words->ladder ? kLadderSize : kCopySize;
+  FERRY_TRY_ASSIGN(job.bytes, ParseSize(words->size));
   if (words->block_sizes.empty()) {
-    words->block_sizes = words->unpack ? std::vector<std::string>{"1KiB", "4KiB", "16KiB"}
-                                       : std::vector<std::string>{"4KiB", "16KiB", "64KiB", "1MiB"};
+    words->block_sizes = {"4KiB", "16KiB", "64KiB", "1MiB"};
+    if (words->unpack) words->block_sizes = {"1KiB", "4KiB", "16KiB"};
+    if (words->ladder) words->block_sizes = {"4KiB"};
   }
   if (words->staged) return RunStagedBench(job);
   for (const std::string& text : words->block_sizes) {
@@ -82,7 +87,7 @@ Status Run(Words* words) {
     }
     job.block_sizes.push_back(size);
   }
-  return words->unpack ? RunUnpack(job) : RunCopyBench(job);
+  return words->unpack ? RunUnpack(job, words->ladder) : RunCopyBench(job);
 }
 
 }  // namespace
@@ -106,10 +111,11 @@ void DeclareCopies(CLI::App* app, Words* words) {
       ->type_name("HOW");
   app->add_option("--block-size", words->block_sizes,
                   "Bytes of a block, like 16KiB; a list (4KiB,16KiB,64KiB,1MiB; --unpack: "
-                  "1KiB,4KiB,16KiB)")
+                  "1KiB,4KiB,16KiB; --ladder: 4KiB)")
       ->delimiter(',')
       ->type_name("SIZE");
-  app->add_option("--size", words->size, "Total bytes to copy (64MiB; --pipeline: 256MiB)")
+  app->add_option("--size", words->size,
+                  "Total bytes to copy (64MiB; --pipeline: 256MiB; --ladder: 4MiB)")
       ->type_name("SIZE");
   app->add_option("--rounds", job.rounds, "Rounds; results are medians over them")
       ->capture_default_str()
@@ -137,6 +143,11 @@ void DeclareCopyBench(CLI::App* app, Invocation* invocation) {
                     "Measure instead: unpacking of 512 KiB messages whose fragments (--block-size) "
                     "lie in a pool in GPU memory")
           ->excludes(pipeline);
+  app->add_flag(
+         "--ladder", words.ladder,
+         "Measure instead: the same messages from a stream, memory and a wait for each to one "
+         "launch for all")
+      ->needs(unpack);
   app->add_flag(
          "--staged", words.staged,
          "Measure instead: copies within the GPU by way of shared memory, by cp.async and by "

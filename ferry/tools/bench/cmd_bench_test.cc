@@ -197,6 +197,27 @@ TEST(UnpackBench, ComparesRowsThatTheGpuReadsWithAPreparedList) {
   }
 }
 
+TEST(UnpackBench, TheLadderHasARowForEachRungBesideTheDocumentsFigure) {
+  UnpackBenchJob job = SmallUnpack();
+  job.fragment_bytes = {1024};
+  const auto rows = JsonOf(RunUnpackLadder, job);
+  ASSERT_EQ(rows.size(), 6U);
+  const double theirs[] = {53, 45, 1, 0.5, 0.1, 0.53};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    SCOPED_TRACE(rows[i].dump());
+    EXPECT_EQ(rows[i]["rung"], std::string(1, static_cast<char>('a' + i)));
+    EXPECT_DOUBLE_EQ(rows[i]["their_ms_per_chunk"].get<double>(), theirs[i]);
+    EXPECT_GT(rows[i]["ms_per_chunk"].get<double>(), 0);
+    EXPECT_EQ(rows[i]["chunks"], 4);
+    EXPECT_TRUE(rows[i]["verified"].get<bool>());
+  }
+  job.json = false;
+  const auto lines = LinesOf(RunUnpackLadder, job);
+  ASSERT_EQ(lines.size(), 11U) << "a head of two lines, the rungs, and three about the difference";
+  EXPECT_THAT(lines[2], AllOf(HasSubstr("a  stream, launcher"), HasSubstr("53  yes")));
+  EXPECT_THAT(lines[9], HasSubstr("A wait takes as long as the work before it"));
+}
+
 #endif  // FERRY_WITHOUT_TCPX
 
 // ---- pipelines ----------------------------------------------------------------------------------
@@ -214,6 +235,13 @@ TEST(PipelineBench, TheTableComparesPipelinesWithOneStepAtATime) {
   EXPECT_THAT(lines[2], AllOf(HasSubstr("pageable"), HasSubstr("blocking"), HasSubstr(" 1.00 ")));
   EXPECT_THAT(lines[7], AllOf(HasSubstr("pinned"), HasSubstr("blocking")));
   for (std::size_t i = 2; i < lines.size(); ++i) EXPECT_THAT(lines[i], HasSubstr("yes"));
+  job.json = true;
+  const auto rows = JsonOf(RunPipelineBench, job);
+  ASSERT_EQ(rows.size(), 10U);
+  for (const Json& row : rows) {
+    EXPECT_TRUE(row.value("verified", false)) << row << ": gpu_check passes no row without it";
+    EXPECT_GT(row.value("chunk_copy_seconds", 0.0), 0) << row;
+  }
 }
 
 TEST(PipelineBench, ATimelineThatCannotBeWrittenIsAnErrorBeforeAnythingIsMeasured) {
@@ -319,6 +347,7 @@ TEST(BenchArguments, MistakesAreNamedBeforeAnythingIsMeasured) {
       {{"copy-bench", "--pipeline", "--staging-threads", "65"}, "--staging-threads"},
       {{"copy-bench", "--pipeline", "--size", "0"}, "--size and --chunk should be at least 1"},
       {{"copy-bench", "--pipeline", "--chunk", "0"}, "--size and --chunk should be at least 1"},
+      {{"copy-bench", "--ladder"}, "--unpack"},
       {{"copy-bench", "--unpack", "--size", "5GiB"}, "more than the 4 GiB"},
       {{"copy-bench", "--unpack", "--block-size", "1000"}, "fragments of 1000 bytes"},
       {{"copy-bench", "--unpack", "--block-size", "1"}, "fragments of 1 bytes"},

@@ -242,13 +242,7 @@ class PipelineBench {
   }
 
   void PrintHead() const {
-    if (job_->json) {
-      return PrintLine(Json{{"chunk_bytes", job_->chunk_bytes},
-                            {"staging_threads", job_->staging_threads},
-                            {"chunk_copy_seconds", kernel_.copy_seconds()},
-                            {"chunk_kernel_seconds", kernel_.kernel_seconds()}}
-                           .dump());
-    }
+    if (job_->json) return;  // each row has it
     PrintLine(
         fmt::format("a chunk of {} bytes: {:.1f} us to the GPU, {:.1f} us in the kernel; "
                     "pageable memory by {} threads",
@@ -267,6 +261,9 @@ class PipelineBench {
           {"form", FormOf(row)},
           {"streams", row.streams},
           {"chunk_bytes", job_->chunk_bytes},
+          {"staging_threads", job_->staging_threads},
+          {"chunk_copy_seconds", kernel_.copy_seconds()},
+          {"chunk_kernel_seconds", kernel_.kernel_seconds()},
           {"bytes", job_->bytes},
           {"seconds", row.seconds},
           {"gbps", gbps},

@@ -5,15 +5,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
-#include <numeric>
-#include <random>
-#include <utility>
+#include <tuple>
+#include <vector>
 
 #include "ferry/core/deadline.h"
 #include "ferry/cuda/open_devices.h"
 #include "ferry/tcpx/unpack/unpacker.h"
+#include "ferry/tools/bench/unpack_bed.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/process.h"
 #include "ferry/tools/support/report.h"
@@ -21,7 +20,6 @@
 namespace ferry::tools {
 namespace {
 
-using cuda::CopyKind;
 using tcpx::UnpackBy;
 
 constexpr auto kUnpackTimeout = std::chrono::seconds(60);
@@ -29,13 +27,6 @@ constexpr auto kUnpackTimeout = std::chrono::seconds(60);
 constexpr unsigned kSlowRounds = 3;
 // The kernel should be at most a fifth slower than a copy for each fragment (dma; d2d in UCCL).
 constexpr double kMinDmaRatio = 0.8;
-
-// A message in the pool, and what the unpacker is told of it.
-struct PooledMessage {
-  std::vector<tcpx::Fragment> fragments;
-  tcpx::PostedRun run;
-  std::vector<Block> blocks;
-};
 
 struct UnpackRow {
   UnpackBy by = UnpackBy::kKernel;
@@ -53,7 +44,7 @@ class UnpackBench {
 
   Status Run() {
     for (const std::uint64_t fragment : job_.fragment_bytes) {
-      FERRY_TRY(Scatter(fragment));
+      FERRY_TRY_ASSIGN(bed_, UnpackBed::Create(api_, job_, job_.message_bytes, fragment));
       dma_seconds_ = 0;
       for (const UnpackBy by : {UnpackBy::kDma, UnpackBy::kHost, UnpackBy::kKernel}) {
         FERRY_TRY_ASSIGN(const UnpackRow row, Measure(by, fragment));
@@ -65,67 +56,17 @@ class UnpackBench {
   }
 
  private:
-  // Memory for fragments of this size, each in a place of the pool of its own.
-  Status Scatter(std::uint64_t fragment_bytes) {
-    messages_.clear();
-    const std::uint64_t count = (job_.bytes + fragment_bytes - 1) / fragment_bytes;
-    std::vector<std::uint64_t> places(count);
-    std::iota(places.begin(), places.end(), 0);
-    // The same places in every run, so that results can be compared.
-    std::mt19937_64 random(fragment_bytes);
-    std::shuffle(places.begin(), places.end(), random);
-    auto place = places.begin();
-    for (std::uint64_t at = 0; at < job_.bytes; at += job_.message_bytes) {
-      PooledMessage message;
-      message.run = {at, std::min(job_.message_bytes, job_.bytes - at)};
-      for (std::uint64_t dst = 0; dst < message.run.bytes; dst += fragment_bytes) {
-        if (place == places.end()) break;
-        message.fragments.push_back(
-            {static_cast<std::uint32_t>(*place++ * fragment_bytes),
-             static_cast<std::uint32_t>(std::min(fragment_bytes, message.run.bytes - dst)), dst});
-      }
-      // Packets arrive in any order, so fragments are neither sorted nor adjacent.
-      std::shuffle(message.fragments.begin(), message.fragments.end(), random);
-      messages_.push_back(std::move(message));
-    }
-    pool_bytes_ = count * fragment_bytes;
-    return MakeMemory(&random);
-  }
-
-  Status MakeMemory(std::mt19937_64* random) {
-    const std::uint64_t most = std::max(pool_bytes_, job_.bytes);
-    FERRY_TRY_ASSIGN(stream_, api_->CreateStream(job_.ordinal, cuda::StreamPriority::kNormal));
-    FERRY_TRY_ASSIGN(pool_, api_->AllocateDevice(job_.ordinal, pool_bytes_));
-    FERRY_TRY_ASSIGN(target_, api_->AllocateDevice(job_.ordinal, job_.bytes));
-    FERRY_TRY_ASSIGN(host_, api_->AllocatePinned(job_.ordinal, most));
-    source_.resize(most);
-    for (std::byte& one : source_) one = static_cast<std::byte>((*random)());
-    std::memcpy(host_.data(), source_.data(), pool_bytes_);
-    return Move(CopyKind::kHostToDevice, pool_.data(), host_.data(), pool_bytes_);
-  }
-
-  Status Move(CopyKind kind, void* dst, const void* src, std::uint64_t bytes) {
-    const cuda::CopyItem item{dst, src, bytes};
-    FERRY_TRY(api_->Copy(stream_, kind, {&item, 1}));
-    return api_->Wait(stream_, Deadline::After(kUnpackTimeout));
-  }
-
-  Status Read(PooledMessage* message) {
-    message->blocks.clear();
-    return reader_.Read(message->fragments, {pool_bytes_, message->run.bytes, {&message->run, 1}},
-                        &message->blocks);
-  }
-
   Result<UnpackRow> Measure(UnpackBy by, std::uint64_t fragment_bytes) {
     UnpackRow row{.by = by, .fragment_bytes = fragment_bytes};
     tcpx::UnpackerOptions options;
     options.by = by;
     const std::uint64_t pieces_of_one =
         (fragment_bytes + tcpx::kUnpackPiece - 1) / tcpx::kUnpackPiece;
-    for (const PooledMessage& message : messages_) {
+    for (const PooledMessage& message : bed_->messages()) {
       // Room for all messages in one batch, and another batch behind it.
       options.most_pieces = std::max<std::uint64_t>(
-          options.most_pieces, 2 * messages_.size() * message.fragments.size() * pieces_of_one);
+          options.most_pieces,
+          2 * bed_->messages().size() * message.fragments.size() * pieces_of_one);
     }
     FERRY_TRY_ASSIGN(unpacker_, tcpx::Unpacker::Create(api_, job_.ordinal, options));
     FERRY_TRY_ASSIGN(row.verified, Verify());
@@ -144,19 +85,15 @@ class UnpackBench {
     row.seconds = Median(all);
     row.enqueue_seconds = Median(enqueues);
     row.launch_seconds = Median(launches);
-    FERRY_TRY_ASSIGN(row.read_seconds, ReadAll());
+    FERRY_TRY_ASSIGN(row.read_seconds, TimeOfReading());
     unpacker_.reset();
     return row;
   }
 
-  Result<double> ReadAll() {
+  Result<double> TimeOfReading() {
     const auto begin = Clock::now();
-    for (PooledMessage& message : messages_) FERRY_TRY(Read(&message));
-    return Seconds(Clock::now() - begin) / static_cast<double>(messages_.size());
-  }
-
-  PlacedList Request(const PooledMessage& message) const {
-    return {message.blocks, Place::OnDevice(target_.data()), Place::OnDevice(pool_.data())};
+    FERRY_TRY_ASSIGN(std::ignore, bed_->ReadAll());
+    return Seconds(Clock::now() - begin) / static_cast<double>(bed_->messages().size());
   }
 
   // The unpacker's batches end in their order.
@@ -175,11 +112,7 @@ class UnpackBench {
     double all = 0;
   };
   Result<BatchTimes> UnpackAll() {
-    std::vector<PlacedList> requests;
-    for (PooledMessage& message : messages_) {
-      FERRY_TRY(Read(&message));
-      requests.push_back(Request(message));
-    }
+    FERRY_TRY_ASSIGN(const std::vector<PlacedList> requests, bed_->ReadAll());
     // Without the reading of fragments, which read_seconds has.
     const auto begin = Clock::now();
     FERRY_TRY_ASSIGN(const std::uint64_t ticket, unpacker_->Enqueue(requests));
@@ -189,10 +122,10 @@ class UnpackBench {
   }
 
   Status UnpackEach(std::vector<double>* launches) {
-    for (PooledMessage& message : messages_) {
+    for (PooledMessage& message : bed_->messages()) {
       const auto begin = Clock::now();
-      FERRY_TRY(Read(&message));
-      const PlacedList request = Request(message);
+      FERRY_TRY(bed_->Read(&message));
+      const PlacedList request = bed_->ListOf(message);
       FERRY_TRY_ASSIGN(const std::uint64_t ticket, unpacker_->Enqueue({&request, 1}));
       launches->push_back(Seconds(Clock::now() - begin));
       FERRY_TRY(WaitFor(ticket));
@@ -201,21 +134,9 @@ class UnpackBench {
   }
 
   Result<bool> Verify() {
-    // Old contents must not be taken for unpacked bytes.
-    std::memset(host_.data(), 0xE5, job_.bytes);
-    FERRY_TRY(Move(CopyKind::kHostToDevice, target_.data(), host_.data(), job_.bytes));
-    if (const auto unpacked = UnpackAll(); !unpacked) return unpacked.error();
-    std::memset(host_.data(), 0xE5, job_.bytes);
-    FERRY_TRY(Move(CopyKind::kDeviceToHost, host_.data(), target_.data(), job_.bytes));
-    for (const PooledMessage& message : messages_) {
-      for (const tcpx::Fragment& one : message.fragments) {
-        if (std::memcmp(host_.bytes().data() + message.run.offset + one.dst,
-                        source_.data() + one.src, one.len) != 0) {
-          return false;
-        }
-      }
-    }
-    return true;
+    FERRY_TRY(bed_->Spoil());
+    FERRY_TRY_ASSIGN(std::ignore, UnpackAll());
+    return bed_->IsUnpacked();
   }
 
   void Print(const UnpackRow& row) {
@@ -225,7 +146,7 @@ class UnpackBench {
       PrintLine(Json{{"unpack", tcpx::UnpackName(row.by)},
                      {"fragment_bytes", row.fragment_bytes},
                      {"bytes", job_.bytes},
-                     {"messages", messages_.size()},
+                     {"messages", bed_->messages().size()},
                      {"seconds", row.seconds},
                      {"gbps", gbps},
                      {"enqueue_seconds", row.enqueue_seconds},
@@ -250,14 +171,7 @@ class UnpackBench {
 
   cuda::DeviceApi* const api_;
   const UnpackBenchJob& job_;
-  std::vector<PooledMessage> messages_;
-  std::uint64_t pool_bytes_ = 0;
-  std::vector<std::byte> source_;
-  cuda::Stream stream_;
-  cuda::DeviceBuffer pool_;
-  cuda::DeviceBuffer target_;
-  cuda::PinnedBuffer host_;
-  tcpx::FragmentReader reader_;
+  std::unique_ptr<UnpackBed> bed_;
   std::unique_ptr<tcpx::Unpacker> unpacker_;  // goes before the memory that it uses
   double dma_seconds_ = 0;
 };

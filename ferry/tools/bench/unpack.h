@@ -24,4 +24,8 @@ Status RunUnpackBench(const UnpackBenchJob& job);
 // blocks that the CPU makes of the rows, checks every byte, and prints a row for each size.
 Status RunRowsBench(const UnpackBenchJob& job);
 
+// Assembles the same messages by each Rung (unpack_ladder.h), from the slowest way to call a kernel
+// to the fastest. Checks every byte, and prints a row for each rung and size.
+Status RunUnpackLadder(const UnpackBenchJob& job);
+
 }  // namespace ferry::tools

@@ -16,6 +16,7 @@ Error UnpackNotBuilt() {
 
 Status RunUnpackBench(const UnpackBenchJob& /*job*/) { return UnpackNotBuilt(); }
 Status RunRowsBench(const UnpackBenchJob& /*job*/) { return UnpackNotBuilt(); }
+Status RunUnpackLadder(const UnpackBenchJob& /*job*/) { return UnpackNotBuilt(); }
 
 }  // namespace ferry::tools
 

@@ -2,11 +2,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
-#include <numeric>
-#include <random>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "ferry/core/deadline.h"
@@ -15,6 +12,7 @@
 #include "ferry/tcpx/unpack/unpacker.h"
 #include "ferry/tools/bench/prepared_copy.h"
 #include "ferry/tools/bench/unpack.h"
+#include "ferry/tools/bench/unpack_bed.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/process.h"
 #include "ferry/tools/support/report.h"
@@ -30,24 +28,17 @@ constexpr unsigned kCalls = 20;  // one behind the other
 enum Way : unsigned char { kPrepared, kBlocks, kRows, kWays };
 constexpr const char* kWayNames[]{"prepared", "blocks", "rows"};
 
-// A message as long as its rows allow, in the pinned memory of a plugin.
-struct FilledMessage {
-  std::span<tcpx::Fragment> rows;
-  tcpx::PostedRun run;
-  std::vector<Block> blocks;
-};
-
 class RowsBench {
  public:
   RowsBench(cuda::DeviceApi* api, const UnpackBenchJob& job) : api_(api), job_(job) {}
 
   Status Run() {
     for (const std::uint64_t fragment : job_.fragment_bytes) {
-      for (const bool in_order : {true, false}) {
-        FERRY_TRY(Fill(fragment, in_order));
+      for (const FragmentOrder order : {FragmentOrder::kOfMessage, FragmentOrder::kShuffled}) {
+        FERRY_TRY(Fill(fragment, order));
         FERRY_TRY(Measure());
         FERRY_TRY_ASSIGN(const bool verified, Verify());
-        Print(fragment, in_order, verified);
+        Print(fragment, order, verified);
         unpacker_.reset();
         prepared_.reset();
       }
@@ -56,85 +47,41 @@ class RowsBench {
   }
 
  private:
-  // Fragments in random places of the pool; each message's rows in its order, or in none.
-  Status Fill(std::uint64_t fragment_bytes, bool in_order) {
-    const std::uint64_t count = (job_.bytes + fragment_bytes - 1) / fragment_bytes;
-    std::mt19937_64 random(fragment_bytes);
-    FERRY_TRY(MakeMemory(count, fragment_bytes, &random));
-    std::vector<std::uint64_t> places(count);
-    std::iota(places.begin(), places.end(), 0);
-    std::shuffle(places.begin(), places.end(), random);
-    auto* const rows = static_cast<tcpx::Fragment*>(rows_.data());
-    messages_.clear();
-    for (std::uint64_t first = 0; first < count; first += tcpx::kMaxFragments) {
-      const std::uint64_t here = std::min<std::uint64_t>(tcpx::kMaxFragments, count - first);
-      FilledMessage message{{rows + first, here}, {first * fragment_bytes, 0}, {}};
-      for (std::uint64_t i = 0; i < here; ++i) {
-        const std::uint64_t len =
-            std::min(fragment_bytes, job_.bytes - (first + i) * fragment_bytes);
-        message.rows[i] = {static_cast<std::uint32_t>(places[first + i] * fragment_bytes),
-                           static_cast<std::uint32_t>(len), message.run.bytes};
-        message.run.bytes += len;
-      }
-      if (!in_order) std::shuffle(message.rows.begin(), message.rows.end(), random);
-      messages_.push_back(std::move(message));
+  // Messages as long as their rows allow, whose rows lie in pinned memory as a plugin's do.
+  Status Fill(std::uint64_t fragment_bytes, FragmentOrder order) {
+    FERRY_TRY_ASSIGN(bed_, UnpackBed::Create(api_, job_, tcpx::kMaxFragments * fragment_bytes,
+                                             fragment_bytes, order));
+    std::size_t count = 0;
+    for (const PooledMessage& message : bed_->messages()) count += message.fragments.size();
+    FERRY_TRY_ASSIGN(rows_, api_->AllocatePinned(job_.ordinal, count * sizeof(tcpx::Fragment)));
+    FERRY_TRY_ASSIGN(const Place place, Place::OnHost(*api_, job_.ordinal, rows_.data()));
+    requests_.clear();
+    auto* rows = static_cast<tcpx::Fragment*>(rows_.data());
+    const auto* mapped = cuda::PointerTo<const tcpx::Fragment>(place.mapped);
+    for (const PooledMessage& message : bed_->messages()) {
+      const std::size_t here = message.fragments.size();
+      std::copy(message.fragments.begin(), message.fragments.end(), rows);
+      const PlacedList list = bed_->ListOf(message);
+      requests_.push_back({mapped, here, bed_->ReceiveOf(message), list.dst, list.src});
+      rows += here;
+      mapped += here;
     }
-    return MakeWays(count * fragment_bytes, count);
+    return MakeWays(count);
   }
 
-  Status MakeMemory(std::uint64_t count, std::uint64_t fragment_bytes, std::mt19937_64* random) {
-    const std::uint64_t pool_bytes = count * fragment_bytes;
+  Status MakeWays(std::uint64_t count) {
     FERRY_TRY_ASSIGN(stream_, api_->CreateStream(job_.ordinal, cuda::StreamPriority::kHigh));
     FERRY_TRY_ASSIGN(end_, api_->CreateEvent(job_.ordinal, cuda::EventTiming::kOff));
-    FERRY_TRY_ASSIGN(pool_, api_->AllocateDevice(job_.ordinal, pool_bytes));
-    FERRY_TRY_ASSIGN(target_, api_->AllocateDevice(job_.ordinal, job_.bytes));
-    FERRY_TRY_ASSIGN(host_, api_->AllocatePinned(job_.ordinal, pool_bytes));
-    FERRY_TRY_ASSIGN(rows_, api_->AllocatePinned(job_.ordinal, count * sizeof(tcpx::Fragment)));
-    FERRY_TRY_ASSIGN(rows_place_, Place::OnHost(*api_, job_.ordinal, rows_.data()));
-    source_.resize(pool_bytes);
-    for (std::byte& one : source_) one = static_cast<std::byte>((*random)());
-    std::memcpy(host_.data(), source_.data(), pool_bytes);
-    return Move(cuda::CopyKind::kHostToDevice, pool_.data(), host_.data(), pool_bytes);
-  }
-
-  Status Move(cuda::CopyKind kind, void* dst, const void* src, std::uint64_t bytes) {
-    const cuda::CopyItem item{dst, src, bytes};
-    FERRY_TRY(api_->Copy(stream_, kind, {&item, 1}));
-    return api_->Wait(stream_, Deadline::After(kRowsTimeout));
-  }
-
-  Status MakeWays(std::uint64_t pool_bytes, std::uint64_t count) {
-    pool_bytes_ = pool_bytes;
     tcpx::UnpackerOptions options;
     // Room for two calls of blocks, which may be cut.
     const std::uint64_t cut = job_.bytes / tcpx::kUnpackPiece;
-    options.most_pieces = std::max(options.most_pieces, 2 * (count + cut + messages_.size()));
+    options.most_pieces =
+        std::max(options.most_pieces, 2 * (count + cut + bed_->messages().size()));
     FERRY_TRY_ASSIGN(unpacker_, tcpx::Unpacker::Create(api_, job_.ordinal, options));
-    std::vector<PlacedList> lists;
-    requests_.clear();
-    for (FilledMessage& message : messages_) {
-      FERRY_TRY(Read(&message));
-      lists.push_back(ListOf(message));
-      const auto at =
-          static_cast<std::uint64_t>(message.rows.data() - messages_.front().rows.data());
-      requests_.push_back(
-          {cuda::PointerTo<const tcpx::Fragment>(rows_place_.mapped + at * sizeof(tcpx::Fragment)),
-           message.rows.size(), ReceiveOf(message), ListOf(message).dst, ListOf(message).src});
-    }
+    FERRY_TRY_ASSIGN(const std::vector<PlacedList> lists, bed_->ReadAll());
     FERRY_TRY_ASSIGN(prepared_, PrepareCopy(api_, job_.ordinal, cuda::CopyKind::kDeviceToDevice,
                                             lists, PrepareOptions{}));
     return Ok();
-  }
-
-  tcpx::PostedReceive ReceiveOf(const FilledMessage& message) const {
-    return {pool_bytes_, message.run.bytes, {&message.run, 1}};
-  }
-  PlacedList ListOf(const FilledMessage& message) const {
-    return {message.blocks, Place::OnDevice(target_.data()), Place::OnDevice(pool_.data())};
-  }
-  Status Read(FilledMessage* message) {
-    message->blocks.clear();
-    return reader_.Read(message->rows, ReceiveOf(*message), &message->blocks);
   }
 
   // From now until the last byte of `calls` calls is in place, for each of them.
@@ -168,11 +115,7 @@ class RowsBench {
       return std::uint64_t{0};
     }
     if (way == kRows) return unpacker_->EnqueueRows(requests_);
-    std::vector<PlacedList> lists;
-    for (FilledMessage& message : messages_) {
-      FERRY_TRY(Read(&message));
-      lists.push_back(ListOf(message));
-    }
+    FERRY_TRY_ASSIGN(const std::vector<PlacedList> lists, bed_->ReadAll());
     for (;;) {
       auto ticket = unpacker_->Enqueue(lists);
       if (ticket || ticket.error().code() != Code::kUnavailable) return ticket;
@@ -205,37 +148,23 @@ class RowsBench {
   }
 
   Result<bool> Verify() {
-    // Old contents must not be taken for unpacked bytes.
-    std::memset(host_.data(), 0xE5, job_.bytes);
-    FERRY_TRY(Move(cuda::CopyKind::kHostToDevice, target_.data(), host_.data(), job_.bytes));
+    FERRY_TRY(bed_->Spoil());
     FERRY_TRY_ASSIGN(std::ignore, Time(kRows, 1));
-    FERRY_TRY(Move(cuda::CopyKind::kDeviceToHost, host_.data(), target_.data(), job_.bytes));
-    for (const FilledMessage& message : messages_) {
-      for (const tcpx::Fragment& row : message.rows) {
-        if (std::memcmp(host_.bytes().data() + message.run.offset + row.dst,
-                        source_.data() + row.src, row.len) != 0) {
-          return false;
-        }
-      }
-    }
-    return true;
+    return bed_->IsUnpacked();
   }
 
-  void Print(std::uint64_t fragment_bytes, bool in_order, bool verified) {
+  void Print(std::uint64_t fragment_bytes, FragmentOrder order, bool verified) {
+    const char* const order_name = order == FragmentOrder::kOfMessage ? "in order" : "shuffled";
     const auto rate = [&](double seconds) {
       return static_cast<double>(job_.bytes) / seconds / 1e9;
     };
     const double ratio = one_[kPrepared] / one_[kRows];
     const double many_ratio = many_[kPrepared] / many_[kRows];
     if (job_.json) {
-      Json line{{"unpack_rows", in_order ? "in order" : "shuffled"},
-                {"fragment_bytes", fragment_bytes},
-                {"bytes", job_.bytes},
-                {"messages", messages_.size()},
-                {"calls", kCalls},
-                {"ratio", ratio},
-                {"many_ratio", many_ratio},
-                {"launch_us", launch_seconds_ * 1e6},
+      Json line{{"unpack_rows", order_name}, {"fragment_bytes", fragment_bytes},
+                {"bytes", job_.bytes},       {"messages", bed_->messages().size()},
+                {"calls", kCalls},           {"ratio", ratio},
+                {"many_ratio", many_ratio},  {"launch_us", launch_seconds_ * 1e6},
                 {"verified", verified}};
       for (const Way way : {kPrepared, kBlocks, kRows}) {
         line[std::string(kWayNames[way]) + "_gbps"] = rate(one_[way]);
@@ -247,25 +176,18 @@ class RowsBench {
         "rows {:<8} {:>6} B fragments, {} messages: {:.2f} GB/s, {:.2f} of a prepared list ({} "
         "calls: {:.2f} GB/s, {:.2f}), blocks by the CPU {:.2f} ({:.2f}) GB/s; {:.2f} us until it "
         "is launched; verified {}",
-        in_order ? "in order" : "shuffled", fragment_bytes, messages_.size(), rate(one_[kRows]),
-        ratio, kCalls, rate(many_[kRows]), many_ratio, rate(one_[kBlocks]), rate(many_[kBlocks]),
+        order_name, fragment_bytes, bed_->messages().size(), rate(one_[kRows]), ratio, kCalls,
+        rate(many_[kRows]), many_ratio, rate(one_[kBlocks]), rate(many_[kBlocks]),
         launch_seconds_ * 1e6, verified ? "yes" : "NO"));
   }
 
   cuda::DeviceApi* const api_;
   const UnpackBenchJob& job_;
-  std::uint64_t pool_bytes_ = 0;
-  std::vector<std::byte> source_;
+  std::unique_ptr<UnpackBed> bed_;
   cuda::Stream stream_;
   cuda::Event end_;
-  cuda::DeviceBuffer pool_;
-  cuda::DeviceBuffer target_;
-  cuda::PinnedBuffer host_;
   cuda::PinnedBuffer rows_;
-  Place rows_place_;
-  std::vector<FilledMessage> messages_;
   std::vector<tcpx::RowsRequest> requests_;
-  tcpx::FragmentReader reader_;
   std::unique_ptr<PreparedCopy> prepared_;  // these two go before the memory that they use
   std::unique_ptr<tcpx::Unpacker> unpacker_;
   double one_[kWays]{};   // seconds of a call alone
