@@ -169,9 +169,8 @@ std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<C
              ""}};
   }
   std::vector<Check> checks;
-  for (const auto check :
-       {CheckTcpxPlugin, CheckTcpxKernel, CheckTcpxDriver, CheckTcpxDaemon, CheckTcpxInterfaces,
-        CheckTcpxControl}) {
+  for (const auto check : {CheckTcpxPlugin, CheckTcpxKernel, CheckTcpxDriver, CheckTcpxDaemon,
+                           CheckTcpxInterfaces, CheckTcpxControl}) {
     checks.push_back(check(setup));
   }
   checks.push_back(CheckTcpxHeaderSplit(setup, deadline));

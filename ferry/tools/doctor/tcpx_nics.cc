@@ -250,7 +250,8 @@ std::optional<Check> CheckTcpxPeer(const Context& context) {
                  "{} is an address of this machine: data that does not leave an interface never "
                  "reaches a GPU, and the plugin then ends the process (rx no cmsg)",
                  peer.host);
-      check.Fix("ip -brief address  # on the other machine: dial an address of its data interfaces");
+      check.Fix(
+          "ip -brief address  # on the other machine: dial an address of its data interfaces");
     } else if (std::find(data.begin(), data.end(), route->interface) != data.end()) {
       check.Find(Verdict::kOk, "{} by {}", peer.host, route->interface);
     } else if (setup.Variable(kControlInterface) == route->interface) {

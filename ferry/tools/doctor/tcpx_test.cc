@@ -108,7 +108,9 @@ TEST(DoctorTcpxPeer, IsDialedByAnInterfaceOfTheData) {
     Verdict verdict;
     const char* about;
   } const kCases[] = {
-      {{.interface = "eth2", .source = "10.0.2.1", .gateway = ""}, Verdict::kOk, "10.0.0.2 by eth2"},
+      {{.interface = "eth2", .source = "10.0.2.1", .gateway = ""},
+       Verdict::kOk,
+       "10.0.0.2 by eth2"},
       {{.interface = "eth0", .source = "10.0.0.1", .gateway = ""},
        Verdict::kNote,
        "by eth0, which carries control connections; data goes by eth1, eth2, eth3, eth4"},

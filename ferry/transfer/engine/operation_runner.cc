@@ -290,7 +290,8 @@ void OperationRunner::AbortLate(const OperationRef& operation) {
   if (phase != OperationState::Phase::kSlices && phase != OperationState::Phase::kReceiving) {
     return Abort(operation, late);
   }
-  auto waits = std::make_shared<std::vector<std::string>>(lanes_->size());  // shared by lanes' tasks
+  auto waits =
+      std::make_shared<std::vector<std::string>>(lanes_->size());  // shared by lanes' tasks
   lanes_->Run(
       kAllLanes, [waits](LaneEngine& lane) { (*waits)[lane.index()] = lane.Waits(); },
       [keep = KeepAlive(), this, operation, waits, late] {
