@@ -218,7 +218,7 @@ TEST_P(GpuEndpoints, MessagesGoFromAndToGpuMemory) {
 }
 
 // A process with several GPUs has an endpoint for each, as it has a communicator of NCCL.
-TEST(GpuEndpointsOfOneProcess, AreForTheGpuThatIsCurrentWhenTheyAreMade) {
+TEST(EndpointsOfSeveralGpus, AreForTheGpuThatIsCurrentWhenTheyAreMade) {
   constexpr std::size_t kBytes = 300'000;
   StandIn standin({});
   (void)Must(standin.Open());
