@@ -91,10 +91,9 @@ Status PayloadIn::ChooseUnpacking() {
   const UnpackBy asked = gpu_.by;
   if (asked == UnpackBy::kAuto) gpu_.by = reads ? UnpackBy::kKernel : UnpackBy::kDma;
   if (reads || (asked != UnpackBy::kAuto && asked != UnpackBy::kKernel)) return Ok();
-  const std::string why = fmt::format(
-      "kernels of GPU {} cannot read the pool of network plugin {}, which lies in "
-      "another GPU",
-      gpu_.ordinal, comm_->plugin().name());
+  const std::string why =
+      fmt::format("kernels of GPU {} cannot read the pool of network plugin {} in another GPU",
+                  gpu_.ordinal, comm_->plugin().name());
   if (asked == UnpackBy::kKernel) {
     return Error(Code::kUnsupported,
                  fmt::format("{}; set plugin_unpack to auto or dma (FERRY_PLUGIN_UNPACK)", why));
@@ -260,7 +259,7 @@ Status PayloadIn::Post() {
     auto begun = comm_->Receive(next.message);
     if (!begun) return reporter_.Named(next, begun.error());
     if (!*begun) {
-      if (arrived_ == posted_) reporter_.Await(next, "the plugin has not begun to receive it", 0);
+      if (posted_ == 0) reporter_.Await(next, "the plugin has not begun to receive it", 0);
       break;
     }
     ++posted_;
