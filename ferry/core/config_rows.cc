@@ -301,8 +301,8 @@ constexpr ConfigRow kRows[] = {
     {.name = "plugin_unpack",
      .member = &ConfigValues::plugin_unpack,
      .form = "auto | kernel | dma | host",
-     .help = "how pieces that a plugin has received are put into GPU memory; auto: kernel; without "
-             "a GPU, the host copies"},
+     .help = "how pieces that a plugin has received are put into GPU memory; auto: kernel, or dma "
+             "where kernels cannot read the plugin's pool; without a GPU, the host copies"},
     {.name = "plugin_tag_base",
      .member = &ConfigValues::plugin_tag_base,
      .high = 1'000'000'000,

@@ -59,6 +59,14 @@ void Log(LogLevel level, std::string_view subsystem, fmt::format_string<Args...>
   internal::WriteLog(level, subsystem, {}, fmt::vformat(format, fmt::make_format_args(args...)));
 }
 
+// As Log, whatever the level is, except kOff: for lines that another setting has asked for.
+template <class... Args>
+void LogAsked(LogLevel level, std::string_view subsystem, fmt::format_string<Args...> format,
+              Args&&... args) {
+  if (internal::log_level.load(std::memory_order_relaxed) == LogLevel::kOff) return;
+  internal::WriteLog(level, subsystem, {}, fmt::vformat(format, fmt::make_format_args(args...)));
+}
+
 // As Log, with fields. Text lines do not show the fields, so the message must contain the values
 // too.
 template <class... Args>

@@ -238,6 +238,8 @@ class DeviceApi : public MemoryApi, public StreamApi, public GraphApi {
   virtual bool IsLost(int ordinal) const noexcept = 0;
   // For foreign code that asks CUDA for the calling thread's current device.
   virtual Result<CurrentDevice> MakeCurrent(int ordinal) = 0;
+  // The calling thread's current device; 0 where it has none.
+  virtual int Current() const noexcept = 0;
 
  private:
   template <Resource kResource>

@@ -121,6 +121,7 @@ class SimulatedDevices final : public DeviceApi {
   Result<CurrentDevice> MakeCurrent(int ordinal) override;
   // The calling thread's current device, as CUDA would tell it.
   static int current() noexcept;
+  int Current() const noexcept override { return current(); }
   Result<bool> CanAccessPeer(int from, int to) override;
   Status EnablePeerAccess(int from, int to) override;
   Result<IpcExport> Export(const void* address) override;

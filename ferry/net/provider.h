@@ -89,6 +89,9 @@ struct OutFrame {
   RegisteredRange registered{};
   std::uint64_t payload_bytes = 0;
   bool may_splice = false;  // zero-copy send allowed: pages may be spliced instead of copied
+  // The payload goes over the provider's own network whatever its size. Other small ones may take a
+  // shorter way, such as the connection that carries the metadata.
+  bool over_network = false;
   // Set by the lane when it has spliced pages: the end of the frame in what the lane has sent.
   std::uint64_t spliced_to = 0;
 };
@@ -238,6 +241,9 @@ class Lane {
   virtual bool HasDelivered(std::uint64_t /*position*/) const { return true; }
   // Current values, without waiting. Not after the lane has ended.
   virtual PathStats Path() const { return {}; }
+  // On the lane's loop, for the error of an operation that is late: the part of a payload that the
+  // lane has been waiting for, and for how long. Empty where it waits for none, or does not know.
+  virtual std::string Waits() const { return {}; }
   // Checks for bytes that the lane may have left in the kernel to save wake-ups.
   virtual void Poke() {}
   // Size of the buffer into which the peer's bytes are read. On the lane's loop.

@@ -27,10 +27,6 @@
 namespace ferry::tcpx {
 namespace {
 
-// Whose memory payloads may be. A process has one GPU as a rule; memory of another one is staged by
-// the user of the provider.
-constexpr int kLaneGpu = 0;
-
 // Chunks of a payload that keep a comm busy while the next one waits for the last to be in place.
 constexpr std::uint64_t kBusyChunks = 8;
 
@@ -280,7 +276,8 @@ class PluginProvider final : public net::Provider {
 // and empty their slots. Otherwise the user of the provider stages it.
 Result<bool> IsReached(cuda::DeviceApi* api, const cuda::DeviceFacts& facts) {
   if (!facts.network_access) return false;
-  FERRY_TRY_ASSIGN(const auto stream, api->CreateStream(kLaneGpu, cuda::StreamPriority::kNormal));
+  FERRY_TRY_ASSIGN(const auto stream,
+                   api->CreateStream(facts.ordinal, cuda::StreamPriority::kNormal));
   return HaveCopyKernels(api, stream);
 }
 
@@ -288,10 +285,10 @@ UnpackBy UnpackByOf(PluginUnpack setting) {
   switch (setting) {
     case PluginUnpack::kHost: return UnpackBy::kHost;
     case PluginUnpack::kDma: return UnpackBy::kDma;
-    case PluginUnpack::kAuto:
-    case PluginUnpack::kKernel: break;
+    case PluginUnpack::kKernel: return UnpackBy::kKernel;
+    case PluginUnpack::kAuto: break;
   }
-  return UnpackBy::kKernel;
+  return UnpackBy::kAuto;
 }
 
 }  // namespace
@@ -313,10 +310,11 @@ Result<std::unique_ptr<net::Provider>> CreateProvider(const Config& config,
   std::string gpu_path;
   if (auto devices = cuda::OpenDevices(config); devices) {
     terms.api = *devices;
-    FERRY_TRY_ASSIGN(const cuda::DeviceFacts facts, terms.api->Describe(kLaneGpu));
+    // Memory of other GPUs is staged by the user of the provider.
+    FERRY_TRY_ASSIGN(const cuda::DeviceFacts facts, terms.api->Describe(terms.api->Current()));
     FERRY_TRY_ASSIGN(const bool reached, IsReached(terms.api, facts));
     if (reached) {
-      terms.gpu = {terms.api, kLaneGpu, std::make_shared<LaneBufferPool>(), by};
+      terms.gpu = {terms.api, facts.ordinal, std::make_shared<LaneBufferPool>(), by};
     }
     gpu_path = "/sys/bus/pci/devices/" + facts.pci_bus_id;
   }

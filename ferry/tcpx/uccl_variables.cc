@@ -31,11 +31,11 @@ constexpr UcclVariable kVariables[] = {
     {kUcclPluginVariable, "net_plugin, where that is not set"},
     {kTranslations[0].variable, "lanes, with a plugin"},
     {kTranslations[1].variable, "plugin_chunk_bytes"},
-    {kTranslations[2].variable, "plugin_unpack: kernel, d2d (dma here) or host"},
+    {kTranslations[2].variable, "plugin_unpack: kernel (also if unset), d2d (dma here) or host"},
     {kUcclPerfSize, "--size of perf"},
     {kUcclPerfIterations, "--iters of perf"},
     {kDebug, "1: log_level=info, with a plugin"},
-    {kLaunchDebug, "1: as the one before, and a line for each chunk that comes"},
+    {kLaunchDebug, "1: as the one before, and lines for each chunk and each launch"},
     {kHostReceiveDebug, "1: as UCCL_TCPX_DEBUG, and the first bytes of payloads in host memory"},
 };
 

@@ -5,7 +5,7 @@
 #include "ferry/core/config.h"
 #include "ferry/core/result.h"
 
-// docs/tcpx.md defines what they mean here. Settings and options take precedence.
+// docs/guides/tcpx_transfer_test.md says what they mean here. Settings and options take precedence.
 namespace ferry::tcpx {
 
 inline constexpr const char* kUcclPerfSize = "UCCL_TCPX_PERF_SIZE";

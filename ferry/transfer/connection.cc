@@ -349,6 +349,7 @@ Result<Operation> Connection::Send(std::uint64_t tag, std::span<const std::byte>
   state->kind = OperationKind::kSend;
   state->tag = tag;
   state->message = message;
+  state->rendezvous = options.rendezvous;
   FERRY_TRY_ASSIGN(state->stager, endpoint_->device_memory().StagerOf(message));
   return Submit(std::move(state), options.deadline, options.after);
 }

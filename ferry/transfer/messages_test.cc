@@ -85,6 +85,18 @@ TEST_F(MessageTest, ASmallSendEndsBeforeItsReceiveIsPostedAndALargeOneDoesNot) {
   ASSERT_TRUE(EndsOk(*send));
 }
 
+TEST_F(MessageTest, ASmallOneWaitsForItsReceiveWhereARendezvousIsAskedFor) {
+  const auto small = RandomBytes(23, 1);
+  auto send = near_.Send(1, small, {.rendezvous = true});
+  ExpectArrived();
+  EXPECT_FALSE(send->Poll());
+  std::vector<std::byte> buffer(23);
+  ASSERT_TRUE(EndsOk(far_.Recv(1, kWholeTag, buffer)));
+  ASSERT_TRUE(EndsOk(*send));
+  EXPECT_EQ(buffer, small);
+  ASSERT_TRUE(EndsOk(near_.Send(2, {}, {.rendezvous = true}))) << "nothing waits for no bytes";
+}
+
 TEST_F(MessageTest, MessagesOfOneTagAreReceivedInTheOrderOfTheirSending) {
   constexpr int kMessages = 40;
   const auto size_of = [](int i) {

@@ -40,6 +40,9 @@ struct ReadOptions {
 
 struct SendOptions {
   std::optional<Deadline> deadline = std::nullopt;
+  // The bytes leave when the peer has a receive for them, and go straight there as those of a write
+  // do, even if the message is small enough to be sent without waiting (config.eager_bytes).
+  bool rendezvous = false;
   std::optional<cuda::StreamRef> after = std::nullopt;
 };
 

@@ -450,6 +450,19 @@ TEST(Transfer, WithOverwriteAnExistingFileIsReplacedAndNothingElseIsLeft) {
   EXPECT_EQ(std::distance(fs::directory_iterator(there.text()), {}), 1);
 }
 
+TEST(Perf, TheServerPrintsTheAverageAsWell) {
+  Program server({"perf", "server", "--listen", "127.0.0.1", "--port", "0"});
+  const std::string listening = server.ReadLine();
+  const std::string address = listening.substr(sizeof "listening on " - 1,
+                                               listening.find(';') - sizeof "listening on " + 1);
+  const ProgramEnd client = Ferry({"perf", "client", address, "--size", "64KiB", "--rounds", "1",
+                                   "--iters", "2", "--no-floor"});
+  ASSERT_EQ(client.exit_code, 0) << client.err;
+  server.Signal(SIGTERM);
+  EXPECT_THAT(server.Finish().out, ContainsRegex("write of 64 KiB: Avg: [0-9.]+ ms, BW: [0-9.]+ "
+                                                 "GB/s"));
+}
+
 TEST(Transfer, AMessageArrivesPrintable) {
   Program server({"transfer", "server", "--listen", "127.0.0.1", "--port", "0", "--once"});
   const std::string listening = server.ReadLine();

@@ -16,6 +16,7 @@ namespace ferry::tests {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
@@ -119,7 +120,7 @@ TEST(ProviderOfTransfer, ATransferThatBreaksIsAnErrorOnBothSidesAndLeavesNoFile)
   const auto [client, server] = TransferWith("oversize", here, there);
   EXPECT_GT(client.exit_code, 0);
   EXPECT_GT(server.exit_code, 0);
-  EXPECT_THAT(client.err + server.err, ContainsRegex("chunk [0-9]+"));
+  EXPECT_THAT(client.err + server.err, ContainsRegex("chunk=[0-9]+ tag="));
   EXPECT_TRUE(std::filesystem::is_empty(there.text()));
 }
 
@@ -210,14 +211,101 @@ TEST(ProviderOfPerf, LogsEachStep) {
         "listening on device [01] for .*; the handle begins ([0-9a-f]{2} ){15}[0-9a-f]{2}",
         "accepted a comm of 127.0.0.1", "connected a comm of 127.0.0.1",
         "registered [0-9]+ bytes of host memory to receive into",
-        "sending the first chunk .tag 7000000, 100000 bytes.",
-        "metadata of the first chunk .tag 7000000, 100000 bytes.: 25 fragments: 4096 bytes at",
-        "its request: operation 1, memory kind [0-9], size 100000, pending 0, row 0, 25 fragments",
-        "the pool at [0-9]+ begins ([0-9a-f]{2} ){15}[0-9a-f]{2}",
-        "unpacking 25 fragments by host"}) {
+        "device handle: meta=0x[0-9a-f]+ bounce_buf=0x[0-9a-f]+ head=18446744073709551615, pool of",
+        "waiting for client data, expected bytes=100000: chunk=0 tag=7000000 size=100000 offset=0",
+        "sending 100000 bytes with tag 7000000: chunk=0 tag=7000000 size=100000 offset=0",
+        "send completed: chunk=0 tag=7000000",
+        "received chunk=0 tag=7000000 size=100000 offset=0 .payload 0, channel 0, device [01].: 25",
+        "request metadata: request_ptr=0x[0-9a-f]+ active=1 idx=0 cnt_cache=25 size=100000 size_p",
+        "descriptor.0. src_off=[0-9]+ len=[0-9]+ dst_off=[0-9]+",
+        "bounce probe .32B. from src_off=[0-9]+: ([0-9a-f]{2} ){31}[0-9a-f]{2}",
+        "launching device unpack .host., total_bytes=100000",
+        "device unpack completed: chunk=0 tag=7000000"}) {
     EXPECT_THAT(ended.err, ContainsRegex(step));
   }
-  EXPECT_THAT(ended.err, Not(HasSubstr("chunk with tag"))) << "later chunks are not logged";
+  EXPECT_THAT(ended.err, Not(HasSubstr("tag=7010000"))) << "later chunks are not logged";
+}
+
+// Its bytes are shown where the plugin has left them.
+TEST(ProviderOfTransfer, ATextGoesOverThePluginFromHostAndGpuMemory) {
+  for (const char* memory : {"host", "cuda:0"}) {
+    const Arguments way{"--provider",    kStandIn,       "--memory",
+                        memory,          "--set",        "devices=simulated:1:1:open",
+                        "--set",         "cuda_ipc=off", "--set",
+                        "log_level=info"};
+    Arguments serve{"transfer", "server", "--listen", "127.0.0.1",
+                    "--port",   "0",      "--json",   "--once"};
+    serve.insert(serve.end(), way.begin(), way.end());
+    Program server(serve, {kChunkSize});
+    Arguments send{"transfer", "client", AddressOf(&server), "--message",
+                   "Hello from TCPX client!"};
+    send.insert(send.end(), way.begin(), way.end());
+    const ProgramEnd client = Ferry(send, {kChunkSize});
+    ASSERT_EQ(client.exit_code, 0) << client.err;
+    EXPECT_THAT(client.err, AllOf(HasSubstr("sending 23 bytes with tag 0: chunk=0 tag=0 size=23"),
+                                  HasSubstr("send completed: chunk=0 tag=0 size=23 offset=0")))
+        << memory;
+    const ProgramEnd served = server.Finish();
+    EXPECT_EQ(json::parse(served.out, nullptr, false).value("name", ""), "Hello from TCPX client!");
+    EXPECT_THAT(served.err,
+                AllOf(HasSubstr("waiting for client data, expected bytes=23"),
+                      ContainsRegex("descriptor.0. src_off=[0-9]+ len=23 dst_off=0"),
+                      ContainsRegex("bounce probe .23B. from src_off=[0-9]+: 48 65 6c 6c 6f 20 66 "
+                                    "72 6f 6d 20 54 43 50 58 20 63 6c 69 65 6e 74 21"),
+                      HasSubstr("device unpack completed: chunk=0 tag=0 size=23")))
+        << memory;
+  }
+}
+
+TEST(ProviderOfPerf, AChunkThatDoesNotComeIsNamedAsAWarningAndAtTheDeadline) {
+  const Arguments lost{kChunkSize, "FERRY_STANDIN_FAULT=stuck_count"};
+  const auto run = [](const char* op) {
+    return Loopback({"--op", op, "--size", "1MiB", "--channels", "1", "--deadline", "8s"});
+  };
+  Program reads(run("read"), lost);  // the client receives
+  Program writes(run("write"), lost);
+  const char* const late =
+      "\\[warn\\] plugin: receiving chunk=0 tag=0 size=524288 offset=0 .payload 0, channel 0, "
+      "device [01].: nothing has come for 5.[0-9] s, with 2 chunks in flight";
+  const ProgramEnd read = reads.Finish();
+  EXPECT_EQ(read.exit_code, 4) << read.err;
+  EXPECT_THAT(read.err, ContainsRegex(late));
+  EXPECT_THAT(json::parse(read.out, nullptr, false).dump(),
+              ContainsRegex("read of 1 MiB did not end within 8 s .--deadline.: .*; lane 0 is "
+                            "receiving chunk=0 tag=0 size=524288 offset=0 .*: nothing has come "
+                            "for [78].[0-9] s"));
+  EXPECT_THAT(writes.Finish().err, ContainsRegex(late)) << "of the server";
+}
+
+TEST(ProviderOfPerf, NcclsVariablesGovernThePluginsOwnLines) {
+  const char* const line = "standin: a stand-in for GPUDirectTCPX";
+  const auto log = [](const Arguments& more) {
+    Arguments variables{kChunkSize};
+    variables.insert(variables.end(), more.begin(), more.end());
+    return Ferry(Loopback({"--size", "4KiB"}), variables).err;
+  };
+  EXPECT_THAT(log({}), Not(HasSubstr(line)));
+  EXPECT_THAT(log({"NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=NET"}), HasSubstr(line));
+  EXPECT_THAT(log({"NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=^NET"}), Not(HasSubstr(line)));
+  EXPECT_THAT(log({"NCCL_DEBUG=WARN", "NCCL_DEBUG_SUBSYS=NET"}), Not(HasSubstr(line)));
+}
+
+TEST(ProviderOfPerf, LanesAreForTheGpuThatIsNamedOnEachSide) {
+  const Arguments two{
+      "--memory", "cuda:1",       "--peer-memory", "cuda:1",  "--set", "devices=simulated:2:1:open",
+      "--set",    "cuda_ipc=off", "--size",        "1000003", "--op",  "write,read"};
+  const ProgramEnd ended = Ferry(Loopback(two), {kChunkSize});
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  for (const std::string& line : ended.out_lines()) {
+    EXPECT_TRUE(json::parse(line, nullptr, false).value("verified", false)) << line;
+  }
+  EXPECT_THAT(ended.err, Not(HasSubstr("by way of the host")));
+  const ProgramEnd absent = Ferry({"perf", "server", "--provider", kStandIn, "--gpu", "9", "--set",
+                                   "devices=simulated:2:1:open"},
+                                  {kChunkSize});
+  EXPECT_EQ(absent.exit_code, 2);
+  EXPECT_THAT(absent.err, Sentence("ferry perf server",
+                                   "GPU 9 does not exist: 2 are visible, numbered from 0"));
 }
 
 TEST(ProviderOfPerf, TakesTheVariablesThatItsUsersKnow) {
@@ -240,8 +328,12 @@ TEST(ProviderOfPerf, TakesTheVariablesThatItsUsersKnow) {
                         "UCCL_TCPX_HOST_RECV_DEBUG=1"});
   ASSERT_EQ(wordy.exit_code, 0) << wordy.err;
   EXPECT_EQ(json::parse(wordy.out, nullptr, false).value("size", 0), 600000) << wordy.out;
-  EXPECT_THAT(wordy.err, ContainsRegex("chunk with tag 1, 75712 bytes, at 524288: 19 fragments"));
-  EXPECT_THAT(wordy.err, HasSubstr("chunk with tag 10001, 75712 bytes")) << "the next payload's";
+  for (const char* of_a_later_chunk :
+       {"sending 75712 bytes with tag 1: chunk=1 tag=1 size=75712 offset=524288",
+        "received chunk=1 tag=1 size=75712 offset=524288 .*: 19 fragments",
+        "received chunk=1 tag=10001 size=75712", "launching device unpack .*total_bytes=75712"}) {
+    EXPECT_THAT(wordy.err, ContainsRegex(of_a_later_chunk));
+  }
   EXPECT_THAT(wordy.err, ContainsRegex("a payload of 600000 bytes in host memory begins "
                                        "([0-9a-f]{2} ){15}[0-9a-f]{2}"));
   const ProgramEnd info = Ferry({"info"}, {"UCCL_TCPX_PERF_SIZE=600000"});

@@ -15,7 +15,7 @@ void Post(Connection& connection, const PreparedTransfer& transfer, std::span<st
   (void)connection.Write(
       transfer, {.deadline = soon, .notification = bytes, .checksum = true, .after = stream});
   (void)connection.Read(transfer, {.deadline = soon, .checksum = true, .after = stream});
-  (void)connection.Send(1, bytes, {.deadline = soon, .after = stream});
+  (void)connection.Send(1, bytes, {.deadline = soon, .rendezvous = true, .after = stream});
   (void)connection.Recv(1, 1, bytes, {.deadline = soon, .after = stream});
   (void)connection.Notify(bytes, {.deadline = soon, .after = stream});
 #if CASE == 1

@@ -8,6 +8,7 @@
 A block of code in PAGES stands below one of these lines:
 
   <!-- run: shell -->          run by bash, which stops at the first error, with `ferry` in its PATH
+  <!-- run: gpu -->            the same, with a simulated GPU whose memory network plug-ins reach
   <!-- run: python -->         a whole program
   <!-- run: python shell -->   run by bash with that Python as `python`
   <!-- part of: PATH -->       lines of this file, whatever their indentation; "// ..." stands for others
@@ -31,9 +32,11 @@ PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md", "docs/guides/*.m
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run|part of): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 SHOWN = ("text",)  # output, which nobody runs
+GPU = {"FERRY_DEVICES": "simulated:1:1:open"}
 SECONDS = 120
 SKIPPED = 77
-KINDS = ("shell", "python", "python shell")
+OF_FERRY = ("shell", "gpu")
+KINDS = (*OF_FERRY, "python", "python shell")
 NEEDS = {  # a program that ends well where it is there, and the sentence where it is not
     "torch": ("import torch, tensorferry.kernels", "torch is not installed"),
     "Triton": ("import triton", "Triton is not installed"),
@@ -73,7 +76,7 @@ def marks():
                 yield f"{place}: {word} does not have these lines:\n{lines}"
         elif mark == "run":
             kind, needs = parts(word)
-            if kind not in KINDS or (kind == "shell" and needs):
+            if kind not in KINDS or (kind in OF_FERRY and needs):
                 yield f"{place}: a block is run by {', '.join(KINDS)}, and not by {word}"
             for name in needs:
                 if name not in NEEDS:
@@ -101,14 +104,14 @@ def is_missing(python, name):
     return sentence if ended.returncode else ""
 
 
-def run(place, command, program):
+def run(place, command, program, variables):
     """A sentence, or nothing. program: its folder comes first in the PATH."""
     print(f"{place} starts", flush=True)
     # A virtual environment's python is a link, and its folder has what it installed.
     path = f"{pathlib.Path(program).absolute().parent}:{os.environ['PATH']}" if program else os.environ["PATH"]
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(command, cwd=folder, env={**environment(), "PATH": path}, text=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        process = subprocess.Popen(command, cwd=folder, env={**environment(), **variables, "PATH": path},
+                                   text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    start_new_session=True)
         try:
             output, _ = process.communicate(timeout=SECONDS)
@@ -133,16 +136,17 @@ def run_all(ferry, python):
             if mark != "run":
                 continue
             kind, needs = parts(word)
-            program = ferry if kind == "shell" else python
+            program = ferry if kind in OF_FERRY else python
             missing = [sentence for name in needs if python and (sentence := is_missing(python, name))]
             if program is None:
-                missing = ["the program ferry is not there" if kind == "shell" else "the Python package is not there"]
+                missing = ["the program ferry is not there" if kind in OF_FERRY else "the Python package is not there"]
             if missing:
                 skipped.append(f"{place}: skipped: {'; '.join(missing)}")
                 continue
             command = python_command(folder, number, python, body) if kind == "python" else \
                 ["bash", "-euo", "pipefail", "-c", body]
-            pending.append(pool.submit(run, place, command, ferry if kind == "python" else program))
+            pending.append(pool.submit(run, place, command, ferry if kind == "python" else program,
+                                       GPU if kind == "gpu" else {}))
         return [fault for one in pending if (fault := one.result())], len(pending), skipped
 
 

@@ -41,6 +41,7 @@ Result<const Driver*> Load() {
   FERRY_TRY(Find("cuDevicePrimaryCtxRetain", &driver.primary_context_retain));
   FERRY_TRY(Find("cuCtxPushCurrent", &driver.context_push));
   FERRY_TRY(Find("cuCtxPopCurrent", &driver.context_pop));
+  FERRY_TRY(Find("cuCtxGetDevice", &driver.context_device));
   FERRY_TRY(Find("cuPointerGetAttributes", &driver.pointer_get_attributes));
   // Optional: only callers that need them get an error.
   if (!Find("cuStreamWaitValue32", &driver.stream_wait_value32) ||

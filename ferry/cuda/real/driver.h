@@ -15,6 +15,7 @@ struct Driver {
   PFN_cuDevicePrimaryCtxRetain_v7000 primary_context_retain = nullptr;
   PFN_cuCtxPushCurrent_v4000 context_push = nullptr;
   PFN_cuCtxPopCurrent_v4000 context_pop = nullptr;
+  PFN_cuCtxGetDevice_v2000 context_device = nullptr;
   PFN_cuPointerGetAttributes_v7000 pointer_get_attributes = nullptr;
   // Null where streams cannot wait for flags.
   PFN_cuStreamWaitValue32_v11070 stream_wait_value32 = nullptr;

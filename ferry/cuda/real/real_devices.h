@@ -33,6 +33,7 @@ class RealDevices final : public DeviceApi {
   Result<void*> MappedAddress(int ordinal, void* host) override;
   Result<PointerInfo> Inspect(const void* address) override;
   Result<CurrentDevice> MakeCurrent(int ordinal) override;
+  int Current() const noexcept override;
   Result<bool> CanAccessPeer(int from, int to) override;
   Status EnablePeerAccess(int from, int to) override;
   Result<IpcExport> Export(const void* address) override;

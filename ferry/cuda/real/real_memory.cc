@@ -133,6 +133,13 @@ Result<CurrentDevice> RealDevices::MakeCurrent(int ordinal) {
   return CurrentDevice({.api = this, .ordinal = ordinal});
 }
 
+// A device of the driver is the ordinal.
+int RealDevices::Current() const noexcept {
+  const auto driver = LoadDriver();
+  CUdevice device = 0;
+  return driver && (*driver)->context_device(&device) == CUDA_SUCCESS ? device : 0;
+}
+
 Result<bool> RealDevices::CanAccessPeer(int from, int to) {
   constexpr const char* kCall = "cudaDeviceCanAccessPeer";
   FERRY_TRY(CheckPair(from, to, kCall));

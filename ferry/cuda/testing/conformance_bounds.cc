@@ -158,6 +158,7 @@ TEST_P(DeviceConformance, AnyDeviceMayBeMadeCurrentAndNoOther) {
     auto made = api().MakeCurrent(i);
     FERRY_ASSERT_OK(made);
     current.push_back(*std::move(made));
+    EXPECT_EQ(api().Current(), i);
   }
   while (!current.empty()) current.pop_back();  // the latest one first
   for (const int ordinal : {-1, api().count()}) {

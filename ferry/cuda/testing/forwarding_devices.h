@@ -36,6 +36,7 @@ class ForwardingDevices : public DeviceApi {
   }
   Result<PointerInfo> Inspect(const void* address) override { return inner_.Inspect(address); }
   Result<CurrentDevice> MakeCurrent(int ordinal) override { return inner_.MakeCurrent(ordinal); }
+  int Current() const noexcept override { return inner_.Current(); }
   Result<bool> CanAccessPeer(int from, int to) override { return inner_.CanAccessPeer(from, to); }
   Status EnablePeerAccess(int from, int to) override { return inner_.EnablePeerAccess(from, to); }
   Result<IpcExport> Export(const void* address) override { return inner_.Export(address); }

@@ -2,13 +2,17 @@
 #include "ferry/tcpx/host/plugin_log.h"
 
 #include <fmt/core.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <iterator>
 #include <mutex>
+#include <string_view>
 
 #include "ferry/core/fork.h"
 #include "ferry/core/log.h"
@@ -60,8 +64,42 @@ Lines& TheLines() {
   return lines.Get();
 }
 
+// Names of NCCL_DEBUG, in the order of abi::LogLevel.
+constexpr const char* kLevels[] = {"NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"};
+// Names of NCCL_DEBUG_SUBSYS; the n-th has bit n.
+constexpr const char* kSubsystems[] = {"INIT",      "COLL", "P2P",     "SHM",  "NET",   "GRAPH",
+                                       "TUNING",    "ENV",  "ALLOC",   "CALL", "PROXY", "NVLS",
+                                       "BOOTSTRAP", "REG",  "PROFILE", "RAS"};
+constexpr const char* kUsualSubsystems = "INIT,BOOTSTRAP,ENV";  // without NCCL_DEBUG_SUBSYS
+
+bool IsSame(std::string_view a, const char* b) {
+  return a.size() == std::strlen(b) && ::strncasecmp(a.data(), b, a.size()) == 0;
+}
+
+// "NET,INIT", or "^NET" for all others; ALL for all. Unknown names are nothing, as in NCCL.
+unsigned long MaskOf(std::string_view list) {
+  const bool excludes = list.starts_with('^');
+  if (excludes) list.remove_prefix(1);
+  unsigned long named = 0;
+  while (!list.empty()) {
+    const std::string_view name = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(name.size() + 1, list.size()));
+    if (IsSame(name, "ALL")) named = ~0UL;
+    for (std::size_t i = 0; i < std::size(kSubsystems); ++i) {
+      if (IsSame(name, kSubsystems[i])) named |= 1UL << i;
+    }
+  }
+  return excludes ? ~named : named;
+}
+
+bool IsAskedFor(int level, unsigned long flags) {
+  static const char* const debug = std::getenv("NCCL_DEBUG");
+  static const char* const subsystems = std::getenv("NCCL_DEBUG_SUBSYS");
+  return AsksForLine(debug, subsystems, level, flags);
+}
+
 // The signature is NCCL's.
-__attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned long /*flags*/,
+__attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned long flags,
                                                            const char* file, int line,
                                                            const char* format, ...) {
   char text[1024];
@@ -74,6 +112,8 @@ __attribute__((format(printf, 5, 6))) void WritePluginLine(int level, unsigned l
   if (level == net::nccl_abi::kLogWarn || level == net::nccl_abi::kLogAbort) {
     TheLines().Add(level, text);
     Log(LogLevel::kWarn, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
+  } else if (IsAskedFor(level, flags)) {
+    LogAsked(LogLevel::kInfo, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
   } else {
     Log(LogLevel::kDebug, "plugin", "{} ({}:{})", text, file == nullptr ? "?" : file, line);
   }
@@ -117,6 +157,16 @@ void SayWhyOnExit() {
 }  // namespace
 
 net::nccl_abi::Logger PluginLogger() noexcept { return WritePluginLine; }
+
+bool AsksForLine(const char* debug, const char* subsystems, int level, unsigned long flags) {
+  if (debug == nullptr) return false;
+  int most = 0;
+  for (std::size_t i = 0; i < std::size(kLevels); ++i) {
+    if (IsSame(debug, kLevels[i])) most = static_cast<int>(i);
+  }
+  return level <= most &&
+         (flags & MaskOf(subsystems == nullptr ? kUsualSubsystems : subsystems)) != 0;
+}
 
 std::vector<PluginLine> PluginWarnings(std::uint64_t mark) { return TheLines().Since(mark); }
 

@@ -10,9 +10,14 @@
 // share this log.
 namespace ferry::tcpx {
 
-// The logger to pass to plugins. Writes to the log (warnings as warnings, the rest as "debug") and
-// keeps the last warnings. Any thread, for as long as the process lives.
+// The logger to pass to plugins. Writes to the log (warnings as warnings; of the rest, what
+// NCCL_DEBUG and NCCL_DEBUG_SUBSYS ask for as "info" whatever the log's level is, and others as
+// "debug") and keeps the last warnings. Any thread, for as long as the process lives.
 net::nccl_abi::Logger PluginLogger() noexcept;
+
+// Whether NCCL's own log would have a line of this level (abi::LogLevel) and of these subsystems,
+// with these values of NCCL_DEBUG and NCCL_DEBUG_SUBSYS; null: not set.
+bool AsksForLine(const char* debug, const char* subsystems, int level, unsigned long flags);
 
 struct PluginLine {
   int level = 0;  // nccl_abi::LogLevel

@@ -110,7 +110,14 @@ Status UnpackRows::FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordi
   }
   FERRY_TRY(MeasurePool(plugin, info));
   pool_ = Place::OnDevice(base);
-  if (api == nullptr || info.kind == cuda::MemoryKind::kDevice) return Ok();
+  if (api == nullptr) return Ok();
+  if (info.kind == cuda::MemoryKind::kDevice) {
+    const auto peers =
+        info.ordinal == ordinal ? Result<bool>(true) : api->CanAccessPeer(ordinal, info.ordinal);
+    kernels_read_pool_ = info.ordinal == ordinal ||
+                         (peers && *peers && api->EnablePeerAccess(ordinal, info.ordinal));
+    return Ok();
+  }
   copy_kind_ = cuda::CopyKind::kHostToDevice;
   // As the stand-in may have it. Kernels can read it once it is registered.
   if (info.kind == cuda::MemoryKind::kHost) {

@@ -25,11 +25,16 @@ class UnpackRows {
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, int ordinal,
                                  Deadline deadline);
 
+  // As the plugin has given it.
+  const layout::UnpackHandle& handle() const noexcept { return handle_; }
   // What fragments are offsets in. Its address is that for the CPU, where the pool is host memory.
   const Place& pool() const noexcept { return pool_; }
   std::uint64_t pool_bytes() const noexcept { return pool_bytes_; }
   // How the pool is copied to GPU memory.
   cuda::CopyKind copy_kind() const noexcept { return copy_kind_; }
+  // Whether kernels of the GPU can read the pool, as far as CUDA says; copy engines always can. Not
+  // where the pool lies in another GPU that it has no peer access to.
+  bool kernels_read_pool() const noexcept { return kernels_read_pool_; }
   // Lets kernels of this device read the rows: registers them, where they are ordinary host memory,
   // and otherwise needs all of them pinned.
   // Where that does not work the rows stay as they are, and mapped() returns null.
@@ -52,6 +57,7 @@ class UnpackRows {
   Place pool_;
   std::uint64_t pool_bytes_ = 0;
   cuda::CopyKind copy_kind_ = cuda::CopyKind::kDeviceToDevice;
+  bool kernels_read_pool_ = true;
   cuda::HostRegistration pin_;  // where Map() has registered the rows
   std::uint64_t mapped_ = 0;    // address of handle_.meta for kernels; 0: none
 };

@@ -4,36 +4,39 @@
 #include <fmt/core.h>
 
 #include <string>
-#include <utility>
 
 #include "ferry/core/log.h"
 
 namespace ferry::tcpx {
-namespace {
 
-std::string NameOf(const char* doing, const Chunk& chunk, int device) {
-  return fmt::format("{} chunk {} (offset {}, {} bytes, tag {}) over device {}", doing,
-                     chunk.number, chunk.offset, chunk.message.bytes, chunk.message.tag, device);
+std::string ChunkReporter::NameOf(const Chunk& chunk) const {
+  return fmt::format("chunk={} tag={} size={} offset={} (payload {}, channel {}, device {})",
+                     chunk.index, chunk.message.tag, chunk.message.bytes, chunk.offset,
+                     chunk.payload, channel_, device_);
 }
-
-}  // namespace
 
 Error ChunkReporter::Named(const Chunk& chunk, const Error& error) const {
-  return Error(error.code(),
-               fmt::format("{}: {}", NameOf(doing_, chunk, device_), error.message()));
+  return Error(error.code(), fmt::format("{} {}: {}", doing_, NameOf(chunk), error.message()));
 }
 
-void ChunkReporter::ReportIfLate(const Chunk& oldest, const char* what, std::size_t in_flight) {
-  if (!LogEnabled(level_)) return;
+void ChunkReporter::Await(const Chunk& oldest, const char* what, std::size_t in_flight) {
   const auto now = Clock::now();
-  if (std::exchange(oldest_, oldest.number) != oldest.number) {
+  if (what_ == nullptr || oldest_.number != oldest.number) {
     since_ = now;
     logged_ = false;
   }
+  oldest_ = oldest;
+  what_ = what;
+  in_flight_ = in_flight;
   if (logged_ || now - since_ < late_after_) return;
   logged_ = true;
-  Log(level_, "plugin", "{}: {} for {:.1f} s, with {} chunks in flight",
-      NameOf(doing_, oldest, device_), what, Seconds(now - since_), in_flight);
+  Log(level_, "plugin", "{}", Waits());
+}
+
+std::string ChunkReporter::Waits() const {
+  if (what_ == nullptr) return {};
+  return fmt::format("{} {}: {} for {:.1f} s, with {} chunks in flight", doing_, NameOf(oldest_),
+                     what_, Seconds(Clock::now() - since_), in_flight_);
 }
 
 }  // namespace ferry::tcpx

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -51,7 +52,11 @@ Status LaneTerms::CheckPeerOnLoop(session::Handshake* handshake, const PluginTer
 // ---- comms --------------------------------------------------------------------------------------
 
 CommSetup::CommSetup(const LaneTerms& terms, int device, std::string remote)
-    : terms_(WithoutLostGpu(terms)), device_(device), remote_(std::move(remote)) {}
+    : terms_(WithoutLostGpu(terms)), device_(device), remote_(std::move(remote)) {
+  static std::atomic<int> channels{0};
+  chunks_ = terms_.chunks;
+  chunks_.channel = channels++;
+}
 
 CommSetup::~CommSetup() {
   CloseInBackground(terms_.gpu, std::move(listening_), std::move(connecting_));
@@ -84,15 +89,17 @@ Result<bool> CommSetup::Advance() {
 }
 
 void CommSetup::LogDone(const char* what, bool done) const {
-  if (done) Log(LogLevel::kInfo, "plugin", "{} a comm of {} on device {}", what, remote_, device_);
+  if (!done) return;
+  Log(LogLevel::kInfo, "plugin", "{} a comm of {} on device {}, channel {}", what, remote_, device_,
+      chunks_.channel);
 }
 
 Result<std::unique_ptr<net::Lane>> CommSetup::MakeLane(std::unique_ptr<net::Lane> control,
                                                        EventLoop* loop) {
   FERRY_TRY_ASSIGN(const auto current, terms_.gpu.MakeCurrent());
-  FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), terms_.chunks));
-  FERRY_TRY_ASSIGN(
-      auto in, PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_), terms_.chunks));
+  FERRY_TRY_ASSIGN(auto out, PayloadOut::Create(std::move(send_comm_), chunks_));
+  FERRY_TRY_ASSIGN(auto in,
+                   PayloadIn::Create(terms_.api, terms_.gpu, std::move(receive_comm_), chunks_));
   // Shared by the lane and the move to its loop.
   auto owner = std::make_shared<ControlLane>(std::move(control));
   owner->lane->SetMaxMeta(net::kMaxMetaBytes);

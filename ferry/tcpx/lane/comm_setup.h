@@ -68,6 +68,7 @@ class CommSetup {
   const LaneTerms terms_;
   const int device_;
   const std::string remote_;
+  ChunkTerms chunks_;  // with this lane's channel
   std::unique_ptr<Listening> listening_;
   std::unique_ptr<Connecting> connecting_;
   std::unique_ptr<ReceiveComm> receive_comm_;

@@ -27,8 +27,10 @@ constexpr milliseconds kVerdictTimeout{20};
 constexpr std::chrono::seconds kLastPayloadTimeout{1};
 
 // A payload of an announcement's size would be taken for one.
-bool GoesOverControl(std::uint64_t bytes) {
-  return bytes <= kMaxControlPayload && bytes != kAnnouncementBytes;
+bool GoesOverControl(const net::OutFrame& frame) {
+  if (frame.payload_bytes == 0) return true;
+  return !frame.over_network && frame.registered.memory == nullptr &&
+         frame.payload_bytes <= kMaxControlPayload && frame.payload_bytes != kAnnouncementBytes;
 }
 
 iovec MemoryOf(const net::RegisteredRange& range) {
@@ -174,6 +176,13 @@ void PluginLane::Fail(net::LaneLoss loss, const Error& error, net::Closing how) 
   if (handler != nullptr) handler->OnClosed(loss, error);
 }
 
+std::string PluginLane::Waits() const {
+  if (closed_) return {};
+  const std::string sends = out_->busy() ? out_->Waits() : std::string();
+  const std::string receives = receiving_ == Receiving::kPayload ? in_->Waits() : std::string();
+  return sends + (sends.empty() || receives.empty() ? "" : ", and ") + receives;
+}
+
 void PluginLane::Poke() {
   if (arrived_ && !closed_) control().Poke();
 }
@@ -192,9 +201,7 @@ void PluginLane::Send(net::OutFrame* frame) {
 
 void PluginLane::Start(Queued* queued) {
   net::OutFrame* const frame = queued->frame;
-  if (frame->registered.memory == nullptr && GoesOverControl(frame->payload_bytes)) {
-    return control().Send(frame);
-  }
+  if (GoesOverControl(*frame)) return control().Send(frame);
   queued->announcement = std::make_unique<Announcement>();
   Announcement& announcement = *queued->announcement;
   announcement.payload_bytes = frame->payload_bytes;

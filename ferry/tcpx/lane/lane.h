@@ -13,10 +13,11 @@
 #include "ferry/tcpx/lane/payload_out.h"
 
 // Frames travel over a lane of another provider, the control lane. A frame without a payload, or
-// with a small one that is named by its address, goes over it unchanged. Any other payload goes
-// over the plugin: the control lane then carries the frame's metadata, with the payload's size as
-// the payload (an announcement). The payload is received when the announcement has come and the
-// user has named its place; meanwhile the control lane is paused.
+// with a small one that is named by its address and may take a shorter way
+// (OutFrame::over_network), goes over it unchanged. Any other payload goes over the plugin: the
+// control lane then carries the frame's metadata, with the payload's size as the payload (an
+// announcement). The payload is received when the announcement has come and the user has named its
+// place; meanwhile the control lane is paused.
 namespace ferry::tcpx {
 
 class PluginLane;
@@ -67,6 +68,7 @@ class PluginLane final : public net::Lane, private EventLoop::Deferred {
   void ProvePeerLater(const net::ProcessHint& process) override {
     control().ProvePeerLater(process);
   }
+  std::string Waits() const override;
   void Poke() override;
   std::uint64_t BytesReceived() const override {
     return control().BytesReceived() + bytes_received_.load(std::memory_order_relaxed);

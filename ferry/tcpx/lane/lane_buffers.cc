@@ -54,7 +54,7 @@ class ChosenExecutor final : public DeviceExecutor {
 
 Result<std::unique_ptr<Unpacker>> MakeUnpacker(const LaneGpu& gpu, const UnpackerOptions& options,
                                                std::span<const std::byte> slots) {
-  if (!gpu || options.by == UnpackBy::kKernel) {
+  if (!gpu || options.by == UnpackBy::kKernel || options.by == UnpackBy::kAuto) {
     return Unpacker::Create(gpu.api, gpu.ordinal, options);
   }
   std::unique_ptr<DeviceExecutor> chosen = MakeDmaExecutor(gpu.api);

@@ -15,7 +15,9 @@ struct LaneGpu {
   cuda::DeviceApi* api = nullptr;
   int ordinal = 0;
   std::shared_ptr<LaneBufferPool> buffers = nullptr;  // shared with lanes; with `api`
-  UnpackBy by = UnpackBy::kKernel;  // how what arrives in pieces is put into its memory
+  // How what arrives in pieces is put into its memory. kAuto: by the kernel, or by kDma where the
+  // kernel cannot read the plugin's pool.
+  UnpackBy by = UnpackBy::kAuto;
 
   explicit operator bool() const noexcept { return api != nullptr; }
   // Plugins ask CUDA which GPU is current, and want it to be the comm's: to be held while they are

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
+#include "ferry/cuda/profile_range.h"
 
 namespace ferry::tcpx {
 namespace {
@@ -70,14 +72,38 @@ Status PayloadIn::Init(cuda::DeviceApi* api) {
     shape.gpu_slots = 1;
     shape.kind = rows_->copy_kind();
   }
+  FERRY_TRY(ChooseUnpacking());
   FERRY_TRY_ASSIGN(buffers_, gpu_ ? gpu_.buffers->Take(gpu_, shape) : MakeBuffers(gpu_, shape));
   if (rows_ && unpacker().reads_rows()) rows_->Map(gpu_.api, gpu_.ordinal);
   const std::byte* const slots =
       buffers_->gpu_slots.empty() ? buffers_->slots.bytes.data() : buffers_->gpu_slots.data();
-  watcher_ =
-      MakeArrivalLog(gpu_, rows_ ? cuda::PointerTo<const std::byte>(rows_->pool().address) : slots);
-  reads_first_ = watcher_ != nullptr;
+  if (LogEnabled(LogLevel::kInfo)) {
+    pool_reader_.emplace(gpu_,
+                         rows_ ? cuda::PointerTo<const std::byte>(rows_->pool().address) : slots);
+    if (rows_) LogHandle(*rows_);
+  }
   return RegisterSlots();
+}
+
+// A kernel that cannot read the pool would lose the device.
+Status PayloadIn::ChooseUnpacking() {
+  const bool reads = !rows_ || rows_->kernels_read_pool();
+  const UnpackBy asked = gpu_.by;
+  if (asked == UnpackBy::kAuto) gpu_.by = reads ? UnpackBy::kKernel : UnpackBy::kDma;
+  if (reads || (asked != UnpackBy::kAuto && asked != UnpackBy::kKernel)) return Ok();
+  const std::string why =
+      fmt::format("kernels of GPU {} cannot read the pool of network plugin {} in another GPU",
+                  gpu_.ordinal, comm_->plugin().name());
+  if (asked == UnpackBy::kKernel) {
+    return Error(Code::kUnsupported,
+                 fmt::format("{}; set plugin_unpack to auto or dma (FERRY_PLUGIN_UNPACK)", why));
+  }
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    Log(LogLevel::kWarn, "plugin", "{}: copy engines unpack (plugin_unpack dma), which is slower",
+        why);
+  });
+  return Ok();
 }
 
 PayloadIn::~PayloadIn() {
@@ -211,7 +237,13 @@ Status PayloadIn::Advance() {
   FERRY_TRY(Post());
   FERRY_TRY(Take());
   FERRY_TRY(Launch());
-  return Finish();
+  FERRY_TRY(Finish());
+  if (incoming_.empty()) {
+    reporter_.AwaitNothing();
+  } else if (arrived_ > 0 && arrived_ == posted_) {
+    reporter_.Await(incoming_.front().chunk, "it has come and was not copied", arrived_);
+  }
+  return Ok();
 }
 
 // ---- chunks that are posted ---------------------------------------------------------------------
@@ -223,14 +255,18 @@ Status PayloadIn::Post() {
       incoming_.push_back(CutNext());
     }
     const Chunk& next = incoming_.back().chunk;
+    const cuda::ProfileRange range("irecv");
     auto begun = comm_->Receive(next.message);
     if (!begun) return reporter_.Named(next, begun.error());
     if (!*begun) {
-      if (arrived_ == posted_)
-        reporter_.ReportIfLate(next, "the plugin has not begun to receive it", 0);
+      if (posted_ == 0) reporter_.Await(next, "the plugin has not begun to receive it", 0);
       break;
     }
     ++posted_;
+    if (logged_.Have(next)) {
+      Log(LogLevel::kInfo, "plugin", "waiting for client data, expected bytes={}: {}",
+          next.message.bytes, reporter_.NameOf(next));
+    }
   }
   return Ok();
 }
@@ -242,10 +278,14 @@ PayloadIn::Incoming PayloadIn::CutNext() {
   const bool on_gpu = gpu_registration_ && (to_gpu_ || !straight_);
   std::byte* const slots = on_gpu ? buffers_->gpu_slots.data() : buffers_->slots.bytes.data();
   const std::uint64_t slot = straight_ ? SlotOf(next_chunk_) : 0;
+  const std::uint64_t offset = total_ - uncut_;
+  const std::uint64_t index = offset / chunks_.bytes;
   Incoming next;
   next.chunk = {next_chunk_,
-                total_ - uncut_,
-                {slots + slot, bytes, chunks_.Tag(payload_, (total_ - uncut_) / chunks_.bytes),
+                payload_,
+                index,
+                offset,
+                {slots + slot, bytes, chunks_.Tag(payload_, index),
                  on_gpu ? gpu_registration_->mr() : registration_->mr()}};
   next.from = rows_    ? rows_->pool()
               : on_gpu ? Place::OnDevice(slots + slot)
@@ -296,7 +336,7 @@ Status PayloadIn::Take() {
     const auto arrival = comm_->Test();
     if (!arrival) return reporter_.Named(oldest.chunk, arrival.error());
     if (!arrival->done) {
-      reporter_.ReportIfLate(oldest.chunk, "nothing has come", posted_ - arrived_);
+      reporter_.Await(oldest.chunk, "nothing has come", posted_ - arrived_);
       break;
     }
     oldest.arrival_time = Clock::now();
@@ -321,11 +361,11 @@ Status PayloadIn::Read(const ReceiveComm::Arrival& arrival, Incoming* incoming) 
                                              "plugin and chunk size",
                                              arrival.bytes));
   }
+  LogSteps(incoming->chunk, fragments, arrival);
   incoming->first_block = blocks_.size();
   if (!incoming->runs.empty()) {
     const PostedReceive receive{rows_ ? rows_->pool_bytes() : bytes, bytes, incoming->runs};
-    const bool for_gpu =
-        rows_ && !fragments.empty() && !reads_first_ && receive.runs.size() <= kMaxMessageRuns;
+    const bool for_gpu = rows_ && !fragments.empty() && receive.runs.size() <= kMaxMessageRuns;
     incoming->rows = for_gpu ? rows_->mapped(fragments) : nullptr;
     if (incoming->rows != nullptr) {
       incoming->row_count = fragments.size();
@@ -338,17 +378,16 @@ Status PayloadIn::Read(const ReceiveComm::Arrival& arrival, Incoming* incoming) 
       incoming->blocks = blocks_.size() - incoming->first_block;
     }
   }
-  if (watcher_) Watch(incoming->chunk, fragments, arrival);
   return Ok();
 }
 
-void PayloadIn::Watch(const Chunk& chunk, std::span<const Fragment> fragments,
-                      const ReceiveComm::Arrival& arrival) {
+void PayloadIn::LogSteps(const Chunk& chunk, std::span<const Fragment> fragments,
+                         const ReceiveComm::Arrival& arrival) const {
+  if (!pool_reader_ || !logged_.Have(chunk)) return;
   const auto* const pool = rows_ ? cuda::PointerTo<const std::byte>(rows_->pool().address)
                                  : static_cast<const std::byte*>(chunk.message.data);
   const void* const request = comm_->plugin().has_tcpx_requests() ? arrival.request : nullptr;
-  if (!watcher_({chunk, fragments, pool, request})) watcher_ = nullptr;
-  reads_first_ = false;
+  LogArrival({chunk, reporter_.NameOf(chunk), fragments, pool, request}, *pool_reader_);
 }
 
 // A chunk shares its launch with others while the GPU has enough work, but does not wait until all
@@ -360,13 +399,15 @@ bool PayloadIn::IsDue() const {
 
 Status PayloadIn::Launch() {
   while (launched_ < arrived_ && unpacker().room() > 0) {
-    std::size_t count = 0;
-    const auto ticket = QueueBatch(&count);
+    const cuda::ProfileRange range("unpack");
+    Batch batch{.begin = Clock::now()};
+    const auto ticket = QueueBatch(&batch.count);
     if (!ticket) {
       if (ticket.error().code() == Code::kUnavailable) return Ok();
       return reporter_.Named(incoming_[launched_].chunk, ticket.error());
     }
-    MarkLaunched(count, *ticket);
+    batch.ticket = *ticket;
+    MarkLaunched(batch);
   }
   return Ok();
 }
@@ -403,16 +444,18 @@ Result<std::uint64_t> PayloadIn::QueueBatch(std::size_t* count) {
   return ticket;
 }
 
-void PayloadIn::MarkLaunched(std::size_t count, std::uint64_t ticket) {
+void PayloadIn::MarkLaunched(const Batch& batch) {
   // Only this thread writes the counts.
   const auto add = [](auto* total, auto more) {
     total->store(total->load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   };
   const auto now = Clock::now();
-  add(&launches_->chunks, count);
-  for (; count > 0; --count) {
+  if (logged_.Have(incoming_[launched_].chunk)) LogLaunch(batch, now);
+  add(&launches_->chunks, batch.count);
+  for (std::size_t i = 0; i < batch.count; ++i) {
     Incoming& one = incoming_[launched_++];
-    one.ticket = ticket;
+    one.ticket = batch.ticket;
+    one.launch_time = now;
     const std::int64_t waited = std::chrono::nanoseconds(now - one.arrival_time).count();
     add(&launches_->nanoseconds, waited);
     if (waited > launches_->longest_nanoseconds.load(std::memory_order_relaxed)) {
@@ -424,6 +467,25 @@ void PayloadIn::MarkLaunched(std::size_t count, std::uint64_t ticket) {
   // front.
   blocks_.erase(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(used));
   for (std::size_t i = launched_; i < arrived_; ++i) incoming_[i].first_block -= used;
+}
+
+void PayloadIn::LogLaunch(const Batch& batch, Clock::time_point end) const {
+  const Incoming& first = incoming_[launched_];
+  std::uint64_t bytes = 0;
+  std::uint64_t fragments = 0;
+  for (std::size_t i = launched_; i < launched_ + batch.count; ++i) {
+    bytes += incoming_[i].chunk.message.bytes;
+    fragments += incoming_[i].rows == nullptr ? incoming_[i].blocks : incoming_[i].row_count;
+  }
+  const std::string rows = first.rows == nullptr ? std::string()
+                                                 : fmt::format("; {} thread blocks read the rows",
+                                                               unpacker().rows_groups());
+  const auto micros = [](Clock::duration time) { return Seconds(time) * 1e6; };
+  Log(LogLevel::kInfo, "plugin",
+      "launching device unpack ({}), total_bytes={}: launch {} of {} chunks in {} fragments, "
+      "queued in {:.1f} us, {:.1f} us after the first of them came{}",
+      UnpackName(gpu_ ? gpu_.by : UnpackBy::kHost), bytes, batch.ticket, batch.count, fragments,
+      micros(end - batch.begin), micros(end - first.arrival_time), rows);
 }
 
 // ---- chunks that are in place -------------------------------------------------------------------
@@ -444,6 +506,12 @@ Status PayloadIn::GiveBack(std::uint64_t completed) {
       return reporter_.Named(incoming_[refused.front().index].chunk, refused.front().error);
     }
     const Chunk chunk = incoming_.front().chunk;
+    if (logged_.Have(chunk)) {
+      Log(LogLevel::kInfo, "plugin",
+          "device unpack completed: {}, seen {:.1f} us after launch {} was queued",
+          reporter_.NameOf(chunk), Seconds(Clock::now() - incoming_.front().launch_time) * 1e6,
+          incoming_.front().ticket);
+    }
     // The chunk leaves the queue before Consume(), so that a failed one is not consumed twice.
     incoming_.pop_front();
     --launched_;

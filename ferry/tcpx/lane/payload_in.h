@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ferry/core/deadline.h"
@@ -87,6 +88,8 @@ class PayloadIn {
   bool busy() const noexcept { return left_ > 0; }
   // Bytes that are in place or dropped, since the creation.
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
+  // The chunk that has been the oldest for how long, for errors; empty where there is none.
+  std::string Waits() const { return reporter_.Waits(); }
   // Shared with the facts about the lane, which outlive it.
   std::shared_ptr<const net::LaunchCounts> launches() const { return launches_; }
 
@@ -113,6 +116,7 @@ class PayloadIn {
     std::size_t row_count = 0;
     std::size_t first_block = 0;  // of blocks_
     std::size_t blocks = 0;
+    Clock::time_point launch_time;  // when its copy was queued
   };
 
   PayloadIn(const LaneGpu& gpu, const ChunkTerms& chunks, std::unique_ptr<ReceiveComm> comm)
@@ -120,8 +124,9 @@ class PayloadIn {
         chunks_(chunks),
         comm_(std::move(comm)),
         straight_(comm_->device_handle().type == abi::kDeviceTypeHost),
-        reporter_("receiving", LogLevel::kWarn, comm_->device(), chunks.late_after) {}
+        reporter_("receiving", LogLevel::kWarn, comm_->device(), chunks) {}
   Status Init(cuda::DeviceApi* api);
+  Status ChooseUnpacking();
   Status RegisterSlots();
 
   Status Advance();
@@ -131,14 +136,21 @@ class PayloadIn {
   std::vector<PostedRun> TakeRuns(std::size_t bytes, std::uint64_t* lowest);
   Status Take();
   Status Read(const ReceiveComm::Arrival& arrival, Incoming* incoming);
-  void Watch(const Chunk& chunk, std::span<const Fragment> fragments,
-             const ReceiveComm::Arrival& arrival);
+  void LogSteps(const Chunk& chunk, std::span<const Fragment> fragments,
+                const ReceiveComm::Arrival& arrival) const;
   bool IsDue() const;
   Status Launch();
   // Queues chunks that have arrived, all with rows or all with blocks, and returns their number.
   Result<std::uint64_t> QueueBatch(std::size_t* count);
-  // The next `count` chunks are part of this batch; their blocks are no longer needed.
-  void MarkLaunched(std::size_t count, std::uint64_t ticket);
+  // A batch of the next chunks, as it was queued.
+  struct Batch {
+    std::size_t count = 0;
+    std::uint64_t ticket = 0;
+    Clock::time_point begin;  // of the call that queued it
+  };
+  // Its chunks are launched, and their blocks no longer needed.
+  void MarkLaunched(const Batch& batch);
+  void LogLaunch(const Batch& batch, Clock::time_point end) const;
   Status Finish();
   // For all batches up to `completed`.
   Status GiveBack(std::uint64_t completed);
@@ -151,7 +163,7 @@ class PayloadIn {
   }
   Unpacker& unpacker() const noexcept { return *buffers_->unpacker; }
 
-  const LaneGpu gpu_;
+  LaneGpu gpu_;
   const ChunkTerms chunks_;
   const bool logs_host_payloads_ = ReadUcclLogSwitches().each_host_payload;
   Copies copies_ = Copies::kEnd;
@@ -162,8 +174,8 @@ class PayloadIn {
   std::optional<Registration> registration_;
   std::optional<Registration> gpu_registration_;
   ChunkReporter reporter_;
-  ChunkWatcher watcher_;      // null when it wants no more chunks
-  bool reads_first_ = false;  // the CPU reads the next chunk, for the watcher
+  const LoggedChunks logged_;
+  std::optional<PoolReader> pool_reader_;  // where steps are logged
   std::optional<Error> failed_;
   std::uint64_t next_chunk_ = 0;
   std::uint64_t payload_ = 0;  // its number, over the comm

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
+#include "ferry/cuda/profile_range.h"
 
 namespace ferry::tcpx {
 Result<std::unique_ptr<PayloadOut>> PayloadOut::Create(std::unique_ptr<SendComm> comm,
@@ -26,7 +27,7 @@ PayloadOut::PayloadOut(std::unique_ptr<SendComm> comm, const ChunkTerms& chunks)
     : chunks_(chunks),
       comm_(std::move(comm)),
       // At level info, because the user of the peer's lane may have paused it.
-      reporter_("sending", LogLevel::kInfo, comm_->device(), chunks.late_after) {}
+      reporter_("sending", LogLevel::kInfo, comm_->device(), chunks) {}
 
 std::uint64_t PayloadOut::Push(const net::OutFrame& frame) {
   frames_.push_back(
@@ -42,6 +43,7 @@ Status PayloadOut::Progress() {
     --cut_frames_;
     ++sent_frames_;
   }
+  if (begun_.empty() && !waiting_) reporter_.AwaitNothing();
   ForgetDead();
   return Ok();
 }
@@ -52,12 +54,17 @@ Status PayloadOut::Begin() {
       if (cut_frames_ == frames_.size()) break;
       FERRY_TRY_ASSIGN(waiting_, CutNext());
     }
+    const cuda::ProfileRange range("isend");
     auto begun = comm_->Send(waiting_->message);
     if (!begun) return reporter_.Named(*waiting_, begun.error());
     if (!*begun) {
-      if (begun_.empty())
-        reporter_.ReportIfLate(*waiting_, "the plugin has not begun to send it", 0);
+      if (begun_.empty()) reporter_.Await(*waiting_, "the plugin has not begun to send it", 0);
       break;
+    }
+    if (logged_.Have(*waiting_)) {
+      const Message& message = waiting_->message;
+      Log(LogLevel::kInfo, "plugin", "sending {} bytes with tag {}: {}", message.bytes, message.tag,
+          reporter_.NameOf(*waiting_));
     }
     begun_.push_back(*waiting_);
     waiting_.reset();
@@ -71,8 +78,11 @@ Status PayloadOut::Test() {
     auto sent = comm_->Test();
     if (!sent) return reporter_.Named(oldest, sent.error());
     if (!*sent) {
-      reporter_.ReportIfLate(oldest, "it has not left", begun_.size());
+      reporter_.Await(oldest, "it has not left", begun_.size());
       break;
+    }
+    if (logged_.Have(oldest)) {
+      Log(LogLevel::kInfo, "plugin", "send completed: {}", reporter_.NameOf(oldest));
     }
     begun_.pop_front();
     ++sent_chunks_;
@@ -87,15 +97,11 @@ Result<Chunk> PayloadOut::CutNext() {
   const std::uint64_t left = frame.frame->payload_bytes - frame.cut;
   const auto bytes = static_cast<std::size_t>(std::min(left, chunks_.bytes));
   FERRY_TRY_ASSIGN(const Message message, MessageOf(&frame, bytes));
-  Chunk chunk{next_chunk_++, frame.cut, message};
+  const Chunk chunk{next_chunk_++, frame.number, frame.cut / chunks_.bytes, frame.cut, message};
   frame.cut += bytes;
   if (bytes == left) {
     frame.end_chunk = next_chunk_;
     ++cut_frames_;
-  }
-  if (chunk.number == 0) {
-    Log(LogLevel::kInfo, "plugin", "sending the first chunk (tag {}, {} bytes)", message.tag,
-        message.bytes);
   }
   return chunk;
 }

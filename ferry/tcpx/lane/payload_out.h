@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "ferry/core/mapping.h"
 #include "ferry/core/result.h"
@@ -13,6 +14,7 @@
 #include "ferry/tcpx/host/comm.h"
 #include "ferry/tcpx/host/registered_memory.h"
 #include "ferry/tcpx/lane/chunk.h"
+#include "ferry/tcpx/lane/step_log.h"
 
 namespace ferry::tcpx {
 
@@ -40,6 +42,8 @@ class PayloadOut {
   // The plugin has sent the payloads up to this number, and reads their memory no longer.
   std::uint64_t sent_frames() const noexcept { return sent_frames_; }
   std::uint64_t sent_chunks() const noexcept { return sent_chunks_; }
+  // The chunk that has been the oldest for how long, for errors; empty where there is none.
+  std::string Waits() const { return reporter_.Waits(); }
 
  private:
   struct Frame {
@@ -78,6 +82,7 @@ class PayloadOut {
   std::uint64_t sent_chunks_ = 0;
   std::uint64_t pushed_frames_ = 0;
   std::uint64_t sent_frames_ = 0;
+  const LoggedChunks logged_;
   ChunkReporter reporter_;
 };
 

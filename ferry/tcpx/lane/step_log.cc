@@ -5,36 +5,43 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 
 #include "ferry/core/deadline.h"
-#include "ferry/core/log.h"
+#include "ferry/cuda/address.h"
 #include "ferry/tcpx/host/tcpx_layout.h"
-#include "ferry/tcpx/uccl_variables.h"
 
 namespace ferry::tcpx {
 namespace {
 
-constexpr std::size_t kShownBytes = 16;
+constexpr std::size_t kShownBytes = 32;
 constexpr std::size_t kShownFragments = 3;
 constexpr std::chrono::seconds kReadTimeout{1};
+
+}  // namespace
 
 // Copies the first bytes of GPU memory to the host. Any thread.
 class GpuReader {
  public:
-  // One for the process, never destroyed: freeing pinned memory waits for the whole device, whose
-  // work may wait for the lane that reads. Null for a second set of devices,
-  // and where its memory cannot be allocated.
+  // One for each GPU of the process, never destroyed: freeing pinned memory waits for the whole
+  // device, whose work may wait for the lane that reads. Null for a second set of devices, and
+  // where its memory cannot be allocated.
   static GpuReader* For(const LaneGpu& gpu) {
-    static GpuReader* const reader = Create(gpu);
+    static std::mutex mutex;
+    static auto* const readers = new std::map<int, GpuReader*>;
+    const std::lock_guard lock(mutex);
+    const auto [found, is_new] = readers->try_emplace(gpu.ordinal);
+    if (is_new) found->second = Create(gpu);
+    GpuReader* const reader = found->second;
     return reader != nullptr && reader->api_ == gpu.api ? reader : nullptr;
   }
 
-  Result<std::string> Read(const std::byte* at, std::size_t bytes) {
+  Result<std::string> Read(const std::byte* from, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    const cuda::CopyItem item{pinned_.data(), at, bytes};
+    const cuda::CopyItem item{pinned_.data(), from, bytes};
     FERRY_TRY(api_->Copy(stream_, cuda::CopyKind::kDeviceToHost, {&item, 1}));
     FERRY_TRY(api_->Wait(stream_, Deadline::After(kReadTimeout)));
     return FirstBytes(pinned_.bytes().first(bytes));
@@ -56,72 +63,20 @@ class GpuReader {
   cuda::Stream stream_;
 };
 
-class ArrivalLog {
- public:
-  ArrivalLog(UnpackBy by, GpuReader* reader, bool host_pool)
-      : by_(by), reader_(reader), host_pool_(host_pool) {}
-
-  // Whether the next chunk is to be shown.
-  bool operator()(const WatchedChunk& watched) {
-    const Message& message = watched.chunk.message;
-    if (std::exchange(first_, false)) {
-      ShowFirst(watched);
-    } else {
-      Log(LogLevel::kInfo, "plugin", "chunk with tag {}, {} bytes, at {}: {} fragments",
-          message.tag, message.bytes, watched.chunk.offset, watched.fragments.size());
-    }
-    return each_chunk_;
-  }
-
- private:
-  void ShowFirst(const WatchedChunk& watched) const {
-    const auto& fragments = watched.fragments;
-    std::string places;
-    for (const Fragment& one : fragments.first(std::min(fragments.size(), kShownFragments))) {
-      if (!places.empty()) places += ", ";
-      places += fmt::format("{} bytes at {} of the pool to {}", one.len, one.src, one.dst);
-    }
-    Log(LogLevel::kInfo, "plugin",
-        "metadata of the first chunk (tag {}, {} bytes): {} fragments: {}{}",
-        watched.chunk.message.tag, watched.chunk.message.bytes, fragments.size(), places,
-        fragments.size() > kShownFragments ? ", ..." : "");
-    if (watched.request != nullptr) {
-      const auto& request = *static_cast<const layout::Request*>(watched.request);
-      Log(LogLevel::kInfo, "plugin",
-          "its request: operation {}, memory kind {}, size {}, pending {}, row {}, {} fragments",
-          request.operation, request.memory_kind, request.size, request.size_pending, request.row,
-          request.count_so_far);
-    }
-    if (fragments.empty()) return;
-    const Fragment& first = fragments.front();
-    Log(LogLevel::kInfo, "plugin", "the pool at {} begins {}", first.src,
-        PoolBytes(watched.pool + first.src, std::min<std::size_t>(first.len, kShownBytes)));
-    Log(LogLevel::kInfo, "plugin", "unpacking {} fragments by {}", fragments.size(),
-        UnpackName(by_));
-  }
-
-  std::string PoolBytes(const std::byte* at, std::size_t bytes) const {
-    if (host_pool_) return FirstBytes({at, bytes});
-    if (reader_ == nullptr) return "(not read: no pinned memory)";
-    const auto read = reader_->Read(at, bytes);
-    return read ? *read : fmt::format("(not read: {})", read.error().message());
-  }
-
-  const UnpackBy by_;
-  GpuReader* const reader_;  // null for a pool in host memory
-  const bool host_pool_;
-  const bool each_chunk_ = ReadUcclLogSwitches().each_chunk;
-  bool first_ = true;
-};
-
-}  // namespace
-
 void LogDevices(const Plugin& plugin) {
   for (std::size_t i = 0; i < plugin.nics().size(); ++i) {
     const NicFacts& nic = plugin.nics()[i];
     Log(LogLevel::kInfo, "plugin", "device {}: {}, {} Mbit/s, {}", i, nic.name, nic.megabits,
         nic.unpacks ? "leaves what it receives in pieces" : "receives in place");
   }
+}
+
+void LogHandle(const UnpackRows& rows) {
+  const layout::UnpackHandle& handle = rows.handle();
+  Log(LogLevel::kInfo, "plugin",
+      "device handle: meta={:#x} bounce_buf={:#x} head={}, pool of {} bytes",
+      cuda::AddressOf(handle.meta), cuda::AddressOf(handle.bounce_pool), handle.head,
+      rows.pool_bytes());
 }
 
 std::string FirstBytes(std::span<const std::byte> bytes) {
@@ -132,12 +87,41 @@ std::string FirstBytes(std::span<const std::byte> bytes) {
   return text;
 }
 
-ChunkWatcher MakeArrivalLog(const LaneGpu& gpu, const std::byte* pool) {
-  if (!LogEnabled(LogLevel::kInfo)) return nullptr;
-  if (!gpu) return ArrivalLog(UnpackBy::kHost, nullptr, /*host_pool=*/true);
+PoolReader::PoolReader(const LaneGpu& gpu, const std::byte* pool) {
+  if (!gpu) return;
   const auto info = gpu.api->Inspect(pool);
-  const bool host_pool = info && info->kind != cuda::MemoryKind::kDevice;
-  return ArrivalLog(gpu.by, host_pool ? nullptr : GpuReader::For(gpu), host_pool);
+  on_gpu_ = !info || info->kind == cuda::MemoryKind::kDevice;
+  if (on_gpu_) reader_ = GpuReader::For(gpu);
+}
+
+std::string PoolReader::FirstBytes(const std::byte* from, std::size_t bytes) const {
+  bytes = std::min(bytes, kShownBytes);
+  if (!on_gpu_) return tcpx::FirstBytes({from, bytes});
+  if (reader_ == nullptr) return "(not read: no pinned memory)";
+  const auto read = reader_->Read(from, bytes);
+  return read ? *read : fmt::format("(not read: {})", read.error().message());
+}
+
+void LogArrival(const ArrivedChunk& arrived, const PoolReader& pool) {
+  const auto& fragments = arrived.fragments;
+  Log(LogLevel::kInfo, "plugin", "received {}: {} fragments", arrived.name, fragments.size());
+  if (arrived.chunk.number > 0) return;
+  if (arrived.request != nullptr) {
+    const auto& request = *static_cast<const layout::Request*>(arrived.request);
+    Log(LogLevel::kInfo, "plugin",
+        "request metadata: request_ptr={} active={} idx={} cnt_cache={} size={} size_pending={}",
+        arrived.request, static_cast<int>(request.active), request.row, request.count_so_far,
+        request.size, request.size_pending);
+  }
+  for (std::size_t i = 0; i < std::min(fragments.size(), kShownFragments); ++i) {
+    Log(LogLevel::kInfo, "plugin", "descriptor[{}] src_off={} len={} dst_off={}", i,
+        fragments[i].src, fragments[i].len, fragments[i].dst);
+  }
+  if (fragments.empty()) return;
+  const Fragment& first = fragments.front();
+  const std::size_t shown = std::min<std::size_t>(first.len, kShownBytes);
+  Log(LogLevel::kInfo, "plugin", "bounce probe ({}B) from src_off={}: {}", shown, first.src,
+      pool.FirstBytes(arrived.pool + first.src, shown));
 }
 
 }  // namespace ferry::tcpx

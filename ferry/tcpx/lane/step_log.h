@@ -1,36 +1,60 @@
-// Logs the steps of lanes over plugins at level info.
+// Logs the steps of lanes over plugins at level info, in the words of UCCL's test_tcpx_transfer.
 #pragma once
 #include <cstddef>
-#include <functional>
 #include <span>
 #include <string>
 
+#include "ferry/core/log.h"
 #include "ferry/tcpx/host/plugin.h"
+#include "ferry/tcpx/host/unpack_rows.h"
 #include "ferry/tcpx/lane/chunk.h"
 #include "ferry/tcpx/lane/lane_gpu.h"
+#include "ferry/tcpx/uccl_variables.h"
 #include "ferry/tcpx/unpack/fragments.h"
 
 namespace ferry::tcpx {
 
+// The chunks of a lane whose steps are logged: the first one, and with UCCL_TCPX_LAUNCH_DEBUG all.
+class LoggedChunks {
+ public:
+  bool Have(const Chunk& chunk) const noexcept {
+    return (chunk.number == 0 || each_) && LogEnabled(LogLevel::kInfo);
+  }
+
+ private:
+  const bool each_ = ReadUcclLogSwitches().each_chunk;
+};
+
+void LogDevices(const Plugin& plugin);
+void LogHandle(const UnpackRows& rows);
+
+// At most the first 32 bytes of host memory: "02 00 1f".
+std::string FirstBytes(std::span<const std::byte> bytes);
+
+class GpuReader;
+
+// Reads the start of what a plugin has left in host or GPU memory. Any thread.
+class PoolReader {
+ public:
+  // `pool` is where the plugin leaves messages; what is needed to read it from a GPU is allocated
+  // here.
+  PoolReader(const LaneGpu& gpu, const std::byte* pool);
+  std::string FirstBytes(const std::byte* from, std::size_t bytes) const;
+
+ private:
+  bool on_gpu_ = false;
+  GpuReader* reader_ = nullptr;  // none for host memory, or where there is no pinned memory
+};
+
 // A received chunk before it is unpacked.
-struct WatchedChunk {
+struct ArrivedChunk {
   const Chunk& chunk;
+  std::string name;
   std::span<const Fragment> fragments;  // in the plugin's pool
   const std::byte* pool;
   const void* request;  // layout::Request; null for a plugin with other requests
 };
-// Called with the next chunk as long as it returns true. The CPU has read and validated the first
-// one, unless it is dropped; the GPU may still have to validate later ones.
-using ChunkWatcher = std::function<bool(const WatchedChunk& watched)>;
-
-void LogDevices(const Plugin& plugin);
-
-// At most the first 16 bytes of host memory: "02 00 1f".
-std::string FirstBytes(std::span<const std::byte> bytes);
-
-// Logs the first chunk that arrives, and later ones in a line each where UCCL_TCPX_LAUNCH_DEBUG
-// asks for it. Null where level info is not logged. `pool` is where a plugin leaves messages; what
-// is needed to read it from a GPU is allocated here.
-ChunkWatcher MakeArrivalLog(const LaneGpu& gpu, const std::byte* pool);
+// All of the first chunk of a lane, a line for others.
+void LogArrival(const ArrivedChunk& arrived, const PoolReader& pool);
 
 }  // namespace ferry::tcpx

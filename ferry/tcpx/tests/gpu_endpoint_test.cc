@@ -217,6 +217,39 @@ TEST_P(GpuEndpoints, MessagesGoFromAndToGpuMemory) {
   }
 }
 
+// A process with several GPUs has an endpoint for each, as it has a communicator of NCCL.
+TEST(EndpointsOfSeveralGpus, AreForTheGpuThatIsCurrentWhenTheyAreMade) {
+  constexpr std::size_t kBytes = 300'000;
+  StandIn standin({});
+  (void)Must(standin.Open());
+  Config config = SmallSlices();
+  ASSERT_TRUE(config.Set("devices", "simulated:2:1:open"));
+  config.cuda_ipc = AutoOff::kOff;
+  config.provider = "plugin:" + standin.path();
+  cuda::DeviceApi* const api = Must(cuda::OpenDevices(config));
+  for (const int gpu : {1, 0}) {
+    Link link;
+    {
+      const auto current = Must(api->MakeCurrent(gpu));
+      link = MakeLink(config);
+    }
+    for (const int with : {0, 1}) {
+      MirroredMemory source(api, with, kBytes, 1);
+      MirroredMemory target(api, with, kBytes, 2);
+      const Region local = Must(link.near.endpoint->Register(source.span(), Rights::kNone));
+      const Region remote = Must(link.far.endpoint->Register(target.span(), Rights::kReadWrite));
+      EXPECT_TRUE(EndsOk(link.near.connection->Write(local, 0, remote.remote(), 0, kBytes)));
+      EXPECT_TRUE(SameBytes(target.Copy(), source.Copy()));
+    }
+    const auto staging = link.far.endpoint->Counters().staging;
+    ASSERT_EQ(staging.size(), 2U);
+    for (const StagingCounters& one : staging) {
+      EXPECT_EQ(one.from_network.slots == 0, one.ordinal == gpu) << one.ordinal;
+    }
+  }
+  EXPECT_EQ(standin.Misuse(), "");
+}
+
 // Where the GPU's memory is not reached, slots of the host's carry it.
 TEST_P(GpuEndpoints, SlotsAreUsedOnlyWhereTheLaneDoesNotReachTheGpu) {
   constexpr std::size_t kBytes = 1'000'000;

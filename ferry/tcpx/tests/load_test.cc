@@ -313,9 +313,8 @@ TEST(PluginToy, MemoryThatCannotBeGivenBackIsAnErrorOfItsChunkAndTheReceiverGoes
   const Status ended = ToyBed::Run(bed.in.get());
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().code(), Code::kPeerLost);
-  EXPECT_THAT(ended.error().message(),
-              AllOf(HasSubstr("irecvConsumed"), HasSubstr("receiving chunk 0 (offset 0, 4 bytes"),
-                    HasSubstr("tag 9")));
+  EXPECT_THAT(ended.error().message(), AllOf(HasSubstr("irecvConsumed"),
+                                             HasSubstr("receiving chunk=0 tag=9 size=4 offset=0")));
   bed.in.reset();
 }
 
@@ -324,8 +323,8 @@ TEST(PluginToy, AReceiveThatIsNotBegunIsLoggedOnceAndTriedAgain) {
   ToyBed bed(*toy.Open());
   ASSERT_TRUE(bed.in->Begin(4, {}));
   const std::string log = ToyBed::LogOfWaiting(bed.in.get());
-  const std::string line = "over device 0: the plugin has not begun to receive it";
-  EXPECT_THAT(log, AllOf(HasSubstr("receiving chunk 0 (offset 0"), HasSubstr(line)));
+  const std::string line = "device 0): the plugin has not begun to receive it";
+  EXPECT_THAT(log, AllOf(HasSubstr("receiving chunk=0 "), HasSubstr(line)));
   EXPECT_EQ(log.find(line), log.rfind(line)) << log;
   const ScopedVariables well(Variables{{"TOY_NULL", "nothing"}});
   ASSERT_TRUE(ToyBed::Run(bed.in.get()));
@@ -337,8 +336,8 @@ TEST(PluginToy, ASendThatIsNotBegunIsLoggedOnceAndTriedAgain) {
   ToyBed bed(*toy.Open());
   EXPECT_EQ(bed.out->Push(bed.frame), 1U);
   const std::string log = ToyBed::LogOfWaiting(bed.out.get());
-  const std::string line = "over device 0: the plugin has not begun to send it";
-  EXPECT_THAT(log, AllOf(HasSubstr("sending chunk 0 (offset 0, 4 bytes, tag 9)"), HasSubstr(line)));
+  const std::string line = "device 0): the plugin has not begun to send it";
+  EXPECT_THAT(log, AllOf(HasSubstr("sending chunk=0 tag=9 size=4 offset=0"), HasSubstr(line)));
   EXPECT_EQ(log.find(line), log.rfind(line)) << log;
   const ScopedVariables well(Variables{{"TOY_NULL", "nothing"}});
   ASSERT_TRUE(ToyBed::Run(bed.out.get()));
@@ -376,6 +375,43 @@ TEST(PluginLog, AChildHasALogOfItsOwnWhateverItsParentReads) {
       return PluginLogMark() == 0 ? 3 : 4;
     });
     ASSERT_EQ(status, 3);
+  }
+}
+
+TEST(PluginLog, HasTheLinesThatNcclsVariablesAskFor) {
+  constexpr unsigned long kNet = 16;
+  constexpr unsigned long kInit = 1;
+  struct {
+    const char* debug;
+    const char* subsystems;
+    int level;
+    unsigned long flags;
+    bool asked;
+  } const kCases[] = {
+      {nullptr, nullptr, abi::kLogInfo, kInit, false},
+      {nullptr, "NET", abi::kLogInfo, kNet, false},
+      {"INFO", nullptr, abi::kLogInfo, kInit, true},
+      {"INFO", nullptr, abi::kLogInfo, kNet, false},
+      {"INFO", "NET", abi::kLogInfo, kNet, true},
+      {"info", "init,net", abi::kLogInfo, kNet, true},
+      {"INFO", "NET", abi::kLogInfo, kInit, false},
+      {"INFO", "NET", abi::kLogInfo, kInit | kNet, true},
+      {"INFO", "^NET", abi::kLogInfo, kNet, false},
+      {"INFO", "^NET", abi::kLogInfo, kInit, true},
+      {"INFO", "ALL", abi::kLogInfo, kNet, true},
+      {"INFO", "NETWORK", abi::kLogInfo, kNet, false},
+      {"WARN", "ALL", abi::kLogInfo, kNet, false},
+      {"VERSION", "ALL", abi::kLogInfo, kNet, false},
+      {"INFO", "ALL", abi::kLogTrace, kNet, false},
+      {"TRACE", "NET", abi::kLogTrace, kNet, true},
+      {"TRACE", "NET", abi::kLogInfo, kNet, true},
+      {"nonsense", "ALL", abi::kLogInfo, kNet, false},
+      {"", "", abi::kLogInfo, kNet, false},
+  };
+  for (const auto& one : kCases) {
+    EXPECT_EQ(AsksForLine(one.debug, one.subsystems, one.level, one.flags), one.asked)
+        << (one.debug == nullptr ? "unset" : one.debug) << " "
+        << (one.subsystems == nullptr ? "unset" : one.subsystems);
   }
 }
 

@@ -5,14 +5,17 @@
 #include <cstring>
 #include <future>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "ferry/core/log.h"
 #include "ferry/core/units.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/testing/device_target.h"
+#include "ferry/cuda/testing/forwarding_devices.h"
 #include "ferry/tcpx/host/unpack_rows.h"
 #include "ferry/tcpx/lane/payload_in.h"
 #include "ferry/tcpx/lane/payload_out.h"
@@ -24,12 +27,14 @@ namespace ferry::tcpx {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using testing::CountingDevices;
 using testing::Ends;
 using ::testing::HasSubstr;
 using testing::MakePages;
 using testing::MakePattern;
 using testing::Pages;
+using testing::ScopedVariables;
 using testing::StandIn;
 using testing::Variables;
 using transfer::Must;
@@ -353,7 +358,8 @@ TEST(PluginTransfer, AChunkThatTheGpuRefusesAfterTheRestWasDroppedIsNeverInPlace
     const Status ended = bed.in().Progress();
     ASSERT_FALSE(ended);
     EXPECT_EQ(ended.error().code(), Code::kCorrupt);
-    EXPECT_THAT(ended.error().message(), HasSubstr("receiving chunk 1 (offset 524288"));
+    EXPECT_THAT(ended.error().message(),
+                HasSubstr("receiving chunk=1 tag=6 size=524288 offset=524288"));
   }
   EXPECT_LE(bed.in().received_bytes(), kChunkBytes);
   EXPECT_TRUE(bed.in().busy());
@@ -391,7 +397,7 @@ TEST(PluginTransfer, AnErrorStays) {
   bed.Begin();
   const Status ended = bed.Run();
   ASSERT_FALSE(ended);
-  EXPECT_THAT(ended.error().message(), HasSubstr("receiving chunk 0"));
+  EXPECT_THAT(ended.error().message(), HasSubstr("receiving chunk=0 "));
   const Status again = bed.Run();
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().message(), ended.error().message());
@@ -405,7 +411,7 @@ TEST(PluginTransfer, AGpuThatIsLostIsAnErrorOfTheOldestChunkThatIsNotInPlace) {
   const Status ended = bed.Run();
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().code(), Code::kDeviceLost);
-  EXPECT_THAT(ended.error().message(), AllOf(HasSubstr("receiving chunk "), HasSubstr("offset ")));
+  EXPECT_THAT(ended.error().message(), AllOf(HasSubstr("receiving chunk="), HasSubstr("offset=")));
 }
 
 class PluginSteady : public PluginOn<std::tuple<On, UnpackBy>> {};
@@ -553,8 +559,8 @@ TEST_P(PluginFault, EndsInItsOwnErrorThatNamesTheChunk) {
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().code(), GetParam().code) << ended.error().message();
   EXPECT_THAT(ended.error().message(),
-              AllOf(HasSubstr(GetParam().text), HasSubstr("chunk "), HasSubstr("offset "),
-                    HasSubstr("tag "), HasSubstr("over device ")));
+              AllOf(HasSubstr(GetParam().text), HasSubstr("chunk="), HasSubstr("offset="),
+                    HasSubstr("tag="), HasSubstr("channel "), HasSubstr("device ")));
 }
 constexpr Fault kFaults[] = {
     {"isend_rc2", Code::kPeerLost, "isend of 524288 bytes"},
@@ -585,10 +591,93 @@ TEST(PluginTransfer, AChunkThatDoesNotComeIsLoggedOnce) {
   for (int i = 0; i < 100; ++i) MustBe(bed.Progress());
   const std::string log = ::testing::internal::GetCapturedStderr();
   const std::string line =
-      "receiving chunk 0 (offset 0, 524288 bytes, tag 5) over device 0: nothing has come for ";
+      "receiving chunk=0 tag=5 size=524288 offset=0 (payload 0, channel 0, device 0): nothing has "
+      "come for ";
   EXPECT_THAT(log, AllOf(HasSubstr(line), HasSubstr("with 2 chunks in flight")));
   EXPECT_EQ(log.find(line), log.rfind(line)) << log;
+  EXPECT_THAT(bed.in().Waits(), HasSubstr(line)) << "for the error of an operation";
   EXPECT_TRUE(bed.in().busy());
+}
+
+TEST(PluginTransfer, WhatIsInPlaceIsNotWaitedFor) {
+  Bed bed({}, UnpackBy::kHost, 1, 2 * kChunkBytes);
+  bed.Begin();
+  ASSERT_TRUE(bed.Run());
+  EXPECT_EQ(bed.in().Waits(), "");
+}
+
+// What is looked at must not change.
+TEST(PluginTransfer, TheStepLogDescribesEachLaunchAndLeavesTheRowsToTheGpu) {
+  const ScopedVariables each(Variables{{"UCCL_TCPX_LAUNCH_DEBUG", "1"}});
+  SetLogLevel(LogLevel::kInfo);
+  ::testing::internal::CaptureStderr();
+  {
+    Bed bed({}, UnpackBy::kKernel, 1, 3 * kChunkBytes);
+    bed.Begin();
+    EXPECT_TRUE(bed.Run());
+  }
+  SetLogLevel(LogLevel::kWarn);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  std::size_t launches = 0;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("launching device unpack (kernel), total_bytes=") == std::string::npos) continue;
+    ++launches;
+    EXPECT_THAT(line, ContainsRegex("launch [1-3] of [1-3] chunks in [0-9]+ fragments, queued in "
+                                    "[0-9.]+ us, [0-9.]+ us after .*; [0-9]+ thread blocks read"));
+  }
+  EXPECT_GT(launches, 0U) << log;
+  for (const char* step :
+       {"device handle: meta=0x[0-9a-f]+ bounce_buf=0x[0-9a-f]+ head=18446744073709551615, pool",
+        "waiting for client data, expected bytes=524288: chunk=2 tag=7 size=524288 offset=1048576",
+        "sending 524288 bytes with tag 7: chunk=2 tag=7 size=524288 offset=1048576 .payload 0, ",
+        "send completed: chunk=2 tag=7", "received chunk=2 tag=7 .*: 128 fragments",
+        "request metadata: request_ptr=0x[0-9a-f]+ active=1 idx=0 cnt_cache=128 size=524288",
+        "descriptor.0. src_off=[0-9]+ len=4096 dst_off=[0-9]+", "bounce probe .32B. from src_off=",
+        "device unpack completed: chunk=2 tag=7 .*, seen [0-9.]+ us after launch [1-3] was"}) {
+    EXPECT_THAT(log, ContainsRegex(step));
+  }
+}
+
+// Devices that have a plugin's pool in another GPU, without peer access.
+class PoolElsewhere final : public cuda::ForwardingDevices {
+ public:
+  PoolElsewhere(DeviceApi* inner, const void* pool) : ForwardingDevices(inner), pool_(pool) {}
+  Result<cuda::PointerInfo> Inspect(const void* address) override {
+    if (address != pool_) return ForwardingDevices::Inspect(address);
+    return cuda::PointerInfo{.kind = cuda::MemoryKind::kDevice,
+                             .ordinal = 1,
+                             .base = cuda::AddressOf(pool_),
+                             .bytes = std::uint64_t{64} << 20};
+  }
+
+ private:
+  const void* const pool_;
+};
+
+TEST(PluginTransfer, CopyEnginesUnpackFromAPoolThatKernelsCannotRead) {
+  const auto devices = cuda::kSimulatedCases[0].make();
+  StandIn stand_in({});
+  Plugin* const plugin = Must(stand_in.Open());
+  ::testing::internal::CaptureStderr();
+  for (const UnpackBy by : {UnpackBy::kAuto, UnpackBy::kAuto, UnpackBy::kDma, UnpackBy::kKernel}) {
+    const auto current = Must(devices->api().MakeCurrent(0));
+    Ends ends = Must(testing::Connect(plugin, 1, Soon(), &devices->api()));
+    const auto* const handle =
+        static_cast<const layout::UnpackHandle*>(ends.receivers[0]->device_handle().handle);
+    PoolElsewhere elsewhere(&devices->api(), handle->bounce_pool);
+    const LaneGpu gpu{&elsewhere, 0, std::make_shared<LaneBufferPool>(), by};
+    const auto in = PayloadIn::Create(&elsewhere, gpu, std::move(ends.receivers[0]), ChunkTerms());
+    ASSERT_EQ(static_cast<bool>(in), by != UnpackBy::kKernel);
+    if (in) continue;
+    EXPECT_EQ(in.error().code(), Code::kUnsupported);
+    EXPECT_THAT(in.error().message(),
+                AllOf(HasSubstr("cannot read the pool"), HasSubstr("FERRY_PLUGIN_UNPACK")));
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const std::string line = "copy engines unpack (plugin_unpack dma)";
+  EXPECT_THAT(log, HasSubstr(line));
+  EXPECT_EQ(log.find(line), log.rfind(line)) << "once: " << log;
 }
 
 TEST(PluginTransfer, APeerThatIsSlowIsWaitedFor) {

@@ -147,6 +147,7 @@ Status RowsQueue::Enqueue(std::size_t slot, std::span<const RowsRequest> request
     faults[i].problem = requests[i].count > 0 ? FragmentProblem::kUnseen : FragmentProblem::kNone;
   }
   in_slot_[slot] = requests.size();
+  last_groups_ = 0;
   RowsRun* runs = static_cast<RowsRun*>(runs_.data()) + slot * kMaxRowsRuns;
   for (std::size_t done = 0; done < requests.size();) {
     FERRY_TRY_ASSIGN(const std::size_t taken, Launch(first + done, &runs, requests.subspan(done)));
@@ -188,6 +189,7 @@ Result<std::size_t> RowsQueue::Launch(std::size_t message, RowsRun** runs,
   launch.early = early_;
   Share(&launch, bytes, rows, room, groups_);
   FERRY_TRY(cuda::LaunchKernel(*api_, stream_, kRowsKernel, launch));
+  last_groups_ += launch.groups;
   return taken;
 }
 

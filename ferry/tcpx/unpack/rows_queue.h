@@ -55,6 +55,8 @@ class RowsQueue {
   // Queues checked requests. The slot's last batch must be done. Errors: those of DeviceApi; part
   // may be queued then.
   Status Enqueue(std::size_t slot, std::span<const RowsRequest> requests);
+  // Thread blocks of the last Enqueue(), over its launches.
+  std::uint32_t last_groups() const noexcept { return last_groups_; }
   // Appends the refused messages of the slot's batch, which must be done.
   void Collect(std::size_t slot, std::uint64_t ticket, std::vector<RefusedRows>* refused);
 
@@ -71,6 +73,7 @@ class RowsQueue {
   const cuda::StreamRef stream_;
   const std::uint64_t most_pieces_;
   std::uint32_t groups_ = 1;
+  std::uint32_t last_groups_ = 0;
   bool early_ = false;
   cuda::PinnedBuffer faults_;  // kMaxRowsMessages for each slot
   Place faults_place_;

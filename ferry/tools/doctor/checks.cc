@@ -50,6 +50,7 @@ std::vector<Check> Examine(Context context) {
     checks.push_back(check(context));
   }
   Append(CheckTcpx(context.system, context.tcpx, checks, within(kCommands)), &checks);
+  if (auto peer = CheckTcpxPeer(context)) checks.push_back(*std::move(peer));
   Append(CheckNccl(context.system, context.config, context.nccl, within(kCommands)), &checks);
   Append(CheckNixl(context.system, context.config, context.nixl, within(kCommands)), &checks);
   return checks;

@@ -25,6 +25,8 @@ constexpr const char* kPluginsPrefix = tcpx::kTcpxUsualPrefix;
 constexpr const char* kDaemonsFolder = "/run/tcpx";
 constexpr const char* kGpuSocket = tcpx::kTcpxGpuSocket;
 constexpr const char* kGpuFolder = "/proc/driver/nvidia/gpus";
+constexpr const char* kDriverVersion = "/proc/driver/nvidia/version";
+constexpr std::uint64_t kDmaBufDriver = 515;  // the first whose open kernel module exports dma-bufs
 
 struct PluginPath {
   std::string path;
@@ -167,8 +169,8 @@ std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<C
              ""}};
   }
   std::vector<Check> checks;
-  for (const auto check :
-       {CheckTcpxPlugin, CheckTcpxKernel, CheckTcpxDaemon, CheckTcpxInterfaces, CheckTcpxControl}) {
+  for (const auto check : {CheckTcpxPlugin, CheckTcpxKernel, CheckTcpxDriver, CheckTcpxDaemon,
+                           CheckTcpxInterfaces, CheckTcpxControl}) {
     checks.push_back(check(setup));
   }
   checks.push_back(CheckTcpxHeaderSplit(setup, deadline));
@@ -246,6 +248,40 @@ Check CheckTcpxKernel(const TcpxSetup& setup) {
                              "{} (Linux since 6.12) is there",
                              kTcpxTokenOption, kUpstreamTokenOption);
   check.fix = "uname -r  # boot a system image that is made for GPUDirect-TCPX";
+  return check;
+}
+
+// The first line of the file: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.183.01
+// Release Build ...", without "Open" for the other module.
+Check CheckTcpxDriver(const TcpxSetup& setup) {
+  Check check{"tcpx_driver", Verdict::kOk, "", ""};
+  const auto text = setup.system->ReadFile(kDriverVersion);
+  if (!text) {
+    check.Find(Verdict::kProblem, "NVIDIA's driver is not loaded: {}", text.error().message());
+    check.fix = "nvidia-smi";
+    return check;
+  }
+  const std::string line = text->substr(0, text->find('\n'));
+  std::string version;
+  for (const std::string& word : WordsOf(line)) {
+    if (version.empty() && NumberIn(word.substr(0, word.find('.')))) version = word;
+  }
+  const auto major = NumberIn(version.substr(0, version.find('.')));
+  if (!major) {
+    check.Find(Verdict::kSkipped, "{} tells no version: {}", kDriverVersion, line);
+    return check;
+  }
+  const bool is_open = line.find("Open Kernel Module") != std::string::npos;
+  check.evidence = fmt::format("{}, {}open kernel module", version, is_open ? "" : "not the ");
+  if (*major < kDmaBufDriver) {
+    check.Find(Verdict::kProblem, "before {} no driver exports GPU memory as dma-buf",
+               kDmaBufDriver);
+  } else if (!is_open) {
+    check.Find(Verdict::kWarning, "only the open one exports GPU memory as dma-buf");
+  }
+  if (check.verdict != Verdict::kOk) {
+    check.fix = "modinfo nvidia  # install the open kernel module that the system image has for it";
+  }
   return check;
 }
 

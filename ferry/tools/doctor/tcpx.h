@@ -38,9 +38,14 @@ std::vector<Check> CheckTcpx(SystemView* system, bool asked, const std::vector<C
 // The ports on which the peer's plugin listens; nothing where CheckTcpx() has one check only.
 std::optional<PortRange> TcpxPortRange(SystemView* system, bool asked);
 
+// Whether data to the peer can take the data interfaces; nothing without a peer that was resolved,
+// and where CheckTcpx() has one check only.
+std::optional<Check> CheckTcpxPeer(const Context& context);
+
 // The parts of CheckTcpx, which it calls in this order.
 Check CheckTcpxPlugin(const TcpxSetup& setup);
 Check CheckTcpxKernel(const TcpxSetup& setup);
+Check CheckTcpxDriver(const TcpxSetup& setup);
 Check CheckTcpxDaemon(const TcpxSetup& setup);
 Check CheckTcpxInterfaces(const TcpxSetup& setup);
 Check CheckTcpxControl(const TcpxSetup& setup);

@@ -234,6 +234,39 @@ Check CheckTcpxInterfaces(const TcpxSetup& setup) {
   return check;
 }
 
+std::optional<Check> CheckTcpxPeer(const Context& context) {
+  const TcpxSetup setup = TcpxSetupOf(context.system);
+  if (context.resolved.empty() || (!context.tcpx && !HintsAtTcpx(setup))) return std::nullopt;
+  Check check{"tcpx_peer", Verdict::kOk, "", ""};
+  for (const net::Address& peer : context.resolved) {
+    const auto route = context.system->RouteTo(peer);
+    if (!route) {
+      check.Find(Verdict::kSkipped, "{}: {}", peer.host, route.error().message());
+      continue;
+    }
+    const auto& data = setup.interfaces;
+    if (route->local) {
+      check.Find(Verdict::kWarning,
+                 "{} is an address of this machine: data that does not leave an interface never "
+                 "reaches a GPU, and the plugin then ends the process (rx no cmsg)",
+                 peer.host);
+      check.Fix(
+          "ip -brief address  # on the other machine: dial an address of its data interfaces");
+    } else if (std::find(data.begin(), data.end(), route->interface) != data.end()) {
+      check.Find(Verdict::kOk, "{} by {}", peer.host, route->interface);
+    } else if (setup.Variable(kControlInterface) == route->interface) {
+      check.Find(Verdict::kNote, "{} by {}, which carries control connections; data goes by {}",
+                 peer.host, route->interface, TcpxList(data));
+    } else {
+      check.Find(Verdict::kWarning, "{} by {}, which is not an interface of the data ({})",
+                 peer.host, route->interface, TcpxList(data));
+      check.Fix("ip route get {}  # dial an address in the networks of {}", ShellWord(peer.host),
+                TcpxList(data));
+    }
+  }
+  return check;
+}
+
 Check CheckTcpxControl(const TcpxSetup& setup) {
   Check check{"tcpx_control", Verdict::kOk, "", ""};
   const auto name = setup.Variable(kControlInterface);

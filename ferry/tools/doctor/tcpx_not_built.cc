@@ -12,6 +12,8 @@ std::vector<Check> CheckTcpx(SystemView* /*system*/, bool asked,
            asked ? "cmake -DFERRY_TCPX=ON ..." : ""}};
 }
 
+std::optional<Check> CheckTcpxPeer(const Context& /*context*/) { return std::nullopt; }
+
 std::optional<PortRange> TcpxPortRange(SystemView* /*system*/, bool /*asked*/) {
   return std::nullopt;
 }

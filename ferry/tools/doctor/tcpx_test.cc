@@ -73,6 +73,74 @@ TEST(DoctorTcpx, NamesWhatIsMissingOnAnyOtherMachine) {
   }
 }
 
+TEST(DoctorTcpxDriver, MustExportGpuMemory) {
+  struct {
+    const char* line;
+    Verdict verdict;
+    const char* about;
+  } const kCases[] = {
+      {"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build",
+       Verdict::kOk, "550.54.15, open kernel module"},
+      {"NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
+       Verdict::kWarning, "535.104.05, not the open kernel module; only the open one"},
+      {"NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021",
+       Verdict::kProblem, "before 515 no driver"},
+      {"NVRM version: unknown", Verdict::kSkipped, "tells no version"},
+  };
+  for (const auto& [line, verdict, about] : kCases) {
+    A3Machine machine;
+    machine.system.files["/proc/driver/nvidia/version"] = line;
+    const Check check = CheckTcpxDriver(SetupOf(&machine));
+    EXPECT_EQ(check.verdict, verdict) << line;
+    EXPECT_THAT(check.evidence, HasSubstr(about));
+  }
+  FakeSystem without;
+  EXPECT_EQ(CheckTcpxDriver(TcpxSetupOf(&without)).verdict, Verdict::kProblem);
+}
+
+// ---- the peer -----------------------------------------------------------------------------------
+
+TEST(DoctorTcpxPeer, IsDialedByAnInterfaceOfTheData) {
+  A3Machine machine;
+  Context context = RunTo(&machine.system);
+  struct {
+    Route route;
+    Verdict verdict;
+    const char* about;
+  } const kCases[] = {
+      {{.interface = "eth2", .source = "10.0.2.1", .gateway = ""},
+       Verdict::kOk,
+       "10.0.0.2 by eth2"},
+      {{.interface = "eth0", .source = "10.0.0.1", .gateway = ""},
+       Verdict::kNote,
+       "by eth0, which carries control connections; data goes by eth1, eth2, eth3, eth4"},
+      {{.interface = "eth9", .source = "10.0.9.1", .gateway = ""},
+       Verdict::kWarning,
+       "by eth9, which is not an interface of the data (eth1, eth2, eth3, eth4)"},
+      {{.interface = "lo", .source = "10.0.0.2", .gateway = "", .local = true},
+       Verdict::kWarning,
+       "10.0.0.2 is an address of this machine"},
+  };
+  for (const auto& [route, verdict, about] : kCases) {
+    machine.system.routes["10.0.0.2"] = route;
+    const auto check = CheckTcpxPeer(context);
+    ASSERT_TRUE(check);
+    EXPECT_EQ(check->verdict, verdict) << check->evidence;
+    EXPECT_THAT(check->evidence, HasSubstr(about));
+    EXPECT_EQ(check->fix.empty(), verdict < Verdict::kWarning);
+  }
+}
+
+TEST(DoctorTcpxPeer, IsNotLookedAtWithoutAPeerOrWithoutAPlugin) {
+  A3Machine machine;
+  EXPECT_FALSE(CheckTcpxPeer(RunAlone(&machine.system)));
+  FakeSystem without;
+  EXPECT_FALSE(CheckTcpxPeer(RunTo(&without)));
+  Context asked = RunTo(&without);
+  asked.tcpx = true;
+  EXPECT_TRUE(CheckTcpxPeer(asked));
+}
+
 // ---- the plugin ---------------------------------------------------------------------------------
 
 TEST(DoctorTcpxPlugin, IsFoundWhereItUsuallyIsAndByVariable) {

@@ -35,6 +35,7 @@ struct PerfFlags {
 
   std::string host = "127.0.0.1";  // to connect to, with or without a port
   std::string listen;
+  std::optional<int> gpu;
   std::optional<std::uint16_t> port;
   std::string wait;
   std::vector<std::string> settings;
@@ -176,6 +177,7 @@ Result<PerfJob> JobOf(const PerfFlags& flags, bool json) {
 Status StartPerfServer(const PerfFlags& flags, bool json) {
   PerfServerJob job;
   job.json = json;
+  job.gpu.ordinal = flags.gpu.value_or(job.gpu.ordinal);
   FERRY_TRY_ASSIGN(job.config, ConfigOf(flags));
   Config& config = job.config;
   if (!flags.listen.empty()) FERRY_TRY(config.Set("listen_host", flags.listen, "--listen"));
@@ -216,6 +218,9 @@ Status RunLoopback(const PerfFlags& flags, bool json) {
     arguments.insert(arguments.end(), {"--set", setting});
   }
   if (!flags.wait.empty()) arguments.insert(arguments.end(), {"--wait", flags.wait});
+  if (!job.peer_memory.is_host() && job.config.provider != "tcp") {
+    arguments.insert(arguments.end(), {"--gpu", std::to_string(job.peer_memory.ordinal)});
+  }
   FERRY_TRY_ASSIGN(const ServerProcess server,
                    ServerProcess::Start(arguments, Deadline::After(kServerStarts)));
   return RunPerfClient(job, net::Address{flags.host, server.port()}.ToString());
@@ -250,6 +255,12 @@ void DeclarePerf(CLI::App* app, Invocation* invocation) {
                                    invocation, {&of_server, StartPerfServer});
   server->add_option("--listen", of_server.listen, "Address to listen on; default: all")
       ->type_name("HOST");
+  server
+      ->add_option("--gpu", of_server.gpu,
+                   "GPU that lanes over a network plugin are for; default: the first. Memory of "
+                   "others goes by way of the host")
+      ->check(NotNegative())
+      ->type_name("N");
   DeclarePort(server, &of_server);
   DeclareBothSides(server, &of_server, invocation);
 

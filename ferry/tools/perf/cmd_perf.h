@@ -54,6 +54,7 @@ Status RunPerfClient(const PerfJob& job, const std::string& address);
 
 struct PerfServerJob {
   Config config;
+  MemoryChoice gpu;     // that a plugin's lanes are for; host: the first
   Config floor_config;  // with the ports that the floor may take
   bool json = false;
 };
@@ -73,7 +74,8 @@ inline constexpr const char* kReceive = "receive";  // * count, depth, marks -> 
 inline constexpr const char* kPong = "pong";        // * count
 inline constexpr const char* kFill = "fill";        // slot, seed
 inline constexpr const char* kPoison = "poison";
-inline constexpr const char* kCheck = "check";  // slot, seed -> (wrong_at)
+inline constexpr const char* kCheck = "check";    // slot, seed -> (wrong_at)
+inline constexpr const char* kResult = "result";  // seconds_avg, gbps, for people at the server
 inline constexpr const char* kFloorOpen =
     "floor open";  // sockets, congestion_control -> port, token
 inline constexpr const char* kFloorRun =

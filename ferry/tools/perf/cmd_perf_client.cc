@@ -21,9 +21,12 @@
 namespace ferry::tools {
 namespace {
 
+constexpr auto kShow = std::chrono::seconds(10);  // for the server to print a row
+
 // ---- the connection -----------------------------------------------------------------------------
 
 Result<Link> MakeLink(const PerfJob& job, const std::string& address, Deadline deadline) {
+  FERRY_TRY_ASSIGN(const auto current, job.memory.MakeCurrent(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection, ConnectTo(&endpoint, address, deadline));
   return Link{std::move(endpoint), connection, Control(connection), std::nullopt};
@@ -97,6 +100,11 @@ Status ReportCase(const PerfJob& job, const PerfCase& perf_case, Link* link) {
   FERRY_TRY_ASSIGN(PerfRow row, row_or_error);
   row.transport = TransportOf(link->connection);
   PrintLine(job.json ? DumpJson(ToJson(row)) : PerfTableLine(row));
+  const Json result{
+      {"do", perf_request::kResult}, {"seconds_avg", row.seconds_avg}, {"gbps", row.gbps}};
+  if (const auto shown = link->control.Ask(result, Deadline::After(kShow)); !shown) {
+    return shown.error();
+  }
   if (row.verified.value_or(true)) return Ok();
   return Error(Code::kInternal, row.wrong);
 }

@@ -13,6 +13,7 @@
 #include "ferry/tools/perf/floor.h"
 #include "ferry/tools/perf/marks.h"
 #include "ferry/tools/perf/memory.h"
+#include "ferry/tools/perf/run.h"
 #include "ferry/tools/support/acceptor.h"
 #include "ferry/tools/support/json.h"
 #include "ferry/tools/support/operations.h"
@@ -45,7 +46,7 @@ class Session {
     const char* request;
     Handler handler;
   };
-  static const std::array<Row, 11> kRows;
+  static const std::array<Row, 12> kRows;
 
   Status Handle(const Json& request);
   Status SetUp(const Json& request);
@@ -56,6 +57,7 @@ class Session {
   Status Fill(const Json& request);
   Status DoPoison(const Json& request);
   Status Check(const Json& request);
+  Status ShowResult(const Json& request);
   Status FloorOpen(const Json& request);
   Status FloorRunOnce(const Json& request);
   Status FloorPong(const Json& request);
@@ -86,7 +88,7 @@ class Session {
   std::optional<FloorSockets> floor_;
 };
 
-const std::array<Session::Row, 11> Session::kRows = {{
+const std::array<Session::Row, 12> Session::kRows = {{
     {perf_request::kSetUp, &Session::SetUp},
     {perf_request::kBegin, &Session::Begin},
     {perf_request::kEnd, &Session::End},
@@ -95,6 +97,7 @@ const std::array<Session::Row, 11> Session::kRows = {{
     {perf_request::kFill, &Session::Fill},
     {perf_request::kPoison, &Session::DoPoison},
     {perf_request::kCheck, &Session::Check},
+    {perf_request::kResult, &Session::ShowResult},
     {perf_request::kFloorOpen, &Session::FloorOpen},
     {perf_request::kFloorRun, &Session::FloorRunOnce},
     {perf_request::kFloorPong, &Session::FloorPong},
@@ -245,6 +248,16 @@ Status Session::Check(const Json& request) {
   return Say(wrong_at ? Json{{"wrong_at", *wrong_at}} : Json{{"done", true}});
 }
 
+Status Session::ShowResult(const Json& request) {
+  FERRY_TRY_ASSIGN(const double seconds, RealField(request, "seconds_avg"));
+  FERRY_TRY_ASSIGN(const double gbps, RealField(request, "gbps"));
+  if (!job_.json) {
+    PrintLine(fmt::format("client {}: {}: {}", connection_.Info().peer, TitleOf(case_),
+                          AverageText(seconds, gbps)));
+  }
+  return Say({{"done", true}});
+}
+
 Status Session::FloorOpen(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t sockets, BoundedField(request, "sockets", 1, kMaxSockets));
   FERRY_TRY_ASSIGN(const std::string congestion, TextField(request, "congestion_control"));
@@ -299,6 +312,7 @@ void Announce(const Config& config, const transfer::Endpoint& endpoint, bool jso
 }  // namespace
 
 Status RunPerfServer(const PerfServerJob& job) {
+  FERRY_TRY_ASSIGN(const auto current, job.gpu.MakeCurrent(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   Announce(job.config, endpoint, job.json);
   Acceptor acceptor(&endpoint);

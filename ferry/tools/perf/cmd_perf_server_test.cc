@@ -60,8 +60,8 @@ std::unique_ptr<TestServer> PerfServerTest::shared_server;
 TEST_F(PerfServerTest, RequestsBeforeMemoryIsSetUpAreRefused) {
   for (const char* name :
        {perf_request::kBegin, perf_request::kEnd, perf_request::kReceive, perf_request::kPong,
-        perf_request::kFill, perf_request::kPoison, perf_request::kCheck, perf_request::kFloorRun,
-        perf_request::kFloorPong}) {
+        perf_request::kFill, perf_request::kPoison, perf_request::kCheck, perf_request::kResult,
+        perf_request::kFloorRun, perf_request::kFloorPong}) {
     EXPECT_EQ(ErrorOf({{"do", name}}),
               std::string("the server says: the request \"") + name + "\" came before \"set up\"");
   }
@@ -120,6 +120,14 @@ TEST_F(PerfServerTest, PatternsAreFilledAndCheckedSlotBySlot) {
   EXPECT_EQ(Do(perf_request::kCheck, {{"slot", 1}, {"seed", 5}}).value("done", false), true);
   EXPECT_EQ(Do(perf_request::kCheck, {{"slot", 1}, {"seed", 6}}).value("wrong_at", 9), 0);
   EXPECT_EQ(Do(perf_request::kCheck, {{"slot", 2}, {"seed", 5}}).value("wrong_at", 9), 0);
+}
+
+TEST_F(PerfServerTest, AResultIsTwoNumbers) {
+  SetUpMemory();
+  EXPECT_EQ(ErrorText(Do(perf_request::kResult, {{"seconds_avg", 0.5}, {"gbps", 2.5}})), "");
+  EXPECT_THAT(ErrorText(Do(perf_request::kResult, {{"seconds_avg", 0.5}})), HasSubstr("\"gbps\""));
+  EXPECT_THAT(ErrorText(Do(perf_request::kResult, {{"seconds_avg", "long"}, {"gbps", 2.5}})),
+              HasSubstr("\"seconds_avg\""));
 }
 
 TEST_F(PerfServerTest, SlotsBeyondTheMarkedOnesAreRefused) {

@@ -22,6 +22,7 @@ namespace ferry::tools {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 CommandLine Join(CommandLine first, const CommandLine& more) {
@@ -232,11 +233,12 @@ TEST(PerfRun, TheTextSaysWhatHoldsForAllRows) {
   const Ended ended = RunHere(QuickAlone({}));
   ASSERT_TRUE(ended.status) << ended.message();
   const auto lines = ended.lines();
-  ASSERT_EQ(lines.size(), 5U) << ended.out;
+  ASSERT_EQ(lines.size(), 6U) << ended.out;
   EXPECT_THAT(lines[0], AllOf(HasSubstr("over tcp, 1 lanes (1 for bulk), host to host memory")));
   EXPECT_THAT(lines[1], HasSubstr("security none"));
   EXPECT_EQ(lines[2], "depth 1, 1 rounds, waiting asleep");
   EXPECT_THAT(lines[4], AllOf(HasSubstr("write"), HasSubstr(" 5000 B "), HasSubstr("yes")));
+  EXPECT_THAT(lines[5], ContainsRegex("^  Avg: [0-9.]+ ms, BW: [0-9.]+ GB/s$"));
 }
 
 TEST(PerfRun, ATimelineIsWritten) {

@@ -40,4 +40,10 @@ Result<cuda::DeviceApi*> MemoryChoice::Open(const Config& config) const {
       fmt::format("GPU {} does not exist: {} are visible, numbered from 0", ordinal, api->count()));
 }
 
+Result<cuda::CurrentDevice> MemoryChoice::MakeCurrent(const Config& config) const {
+  FERRY_TRY_ASSIGN(cuda::DeviceApi* const api, Open(config));
+  if (api == nullptr) return cuda::CurrentDevice();
+  return api->MakeCurrent(ordinal);
+}
+
 }  // namespace ferry::tools

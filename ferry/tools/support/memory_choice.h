@@ -23,6 +23,10 @@ struct MemoryChoice {
   // Opens the devices that include this GPU; null for host memory. Errors: kUnsupported without
   // GPUs, kInvalidArgument for a GPU that does not exist.
   Result<cuda::DeviceApi*> Open(const Config& config) const;
+  // Makes the GPU this thread's current device for as long as the result lives; nothing for host
+  // memory. An endpoint over a network plugin is for the GPU that is current when it is created.
+  // Errors: those of Open() and of DeviceApi.
+  Result<cuda::CurrentDevice> MakeCurrent(const Config& config) const;
 };
 
 }  // namespace ferry::tools

@@ -60,9 +60,11 @@ Status WaitWith(transfer::Operation operation, const DeadlineNow& deadline_now) 
     // The timeout may be the operation's own end rather than that of the glance.
     if (operation.Poll()) return operation.Wait();
     if (!deadline.expired() || !deadline_now().expired()) continue;
+    // The operation's own deadline may be the same, and its error says what it waited for.
+    (void)operation.Wait(Deadline::After(kGlance));
     operation.Cancel();
-    (void)operation.Wait();
-    return status;
+    const Status own = operation.Wait();
+    return !own && own.error().code() == Code::kTimedOut ? own : status;
   }
 }
 

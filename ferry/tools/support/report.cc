@@ -144,6 +144,10 @@ Json ToJson(const PerfRow& row) {
   return json;
 }
 
+std::string AverageText(double seconds, double gbps) {
+  return fmt::format("Avg: {} ms, BW: {:.3f} GB/s", Milliseconds(seconds), gbps);
+}
+
 std::string PerfTableHead() {
   return fmt::format(kColumns, "op", "size", "block", "p50 ms", "p99 ms", "GB/s", "ops/s", "floor",
                      "share", "CPU s/GB", "CPU ratio", "verified");
@@ -157,6 +161,7 @@ std::string PerfTableLine(const PerfRow& row) {
       Fixed(row.ops_per_second, row.ops_per_second < 1e5 ? 1 : 0), Fixed(row.floor_gbps, 3),
       Fixed(Ratio(row.gbps, row.floor_gbps), 2), Fixed(row.cpu_seconds_per_gb, 3),
       Fixed(Ratio(row.cpu_seconds_per_gb, row.floor_cpu_seconds_per_gb), 2), YesNo(row.verified));
+  line += "\n  " + AverageText(row.seconds_avg, row.gbps);
   if (row.half_rtt_us_p50) line += "\n" + LatencyLine(row);
   if (row.memory != "host") {
     line += fmt::format("\n  path: {}, {}", row.path, Printable(row.path_reason));

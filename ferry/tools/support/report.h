@@ -86,6 +86,8 @@ struct PerfRow {
   Transport transport;
 };
 Json ToJson(const PerfRow& row);
+// "Avg: 6.214 ms, BW: 10.800 GB/s"
+std::string AverageText(double seconds, double gbps);
 std::string PerfTableHead();
 std::string PerfTableLine(const PerfRow& row);
 // Empty if there were no such events and one interface was used.

@@ -16,6 +16,9 @@ struct A3Machine {
   A3Machine() {
     system.states["/usr/local/tcpx/lib64/libnccl-net-tcpx.so"] = PathState{.readable = true};
     system.token_options = {97};
+    system.files["/proc/driver/nvidia/version"] =
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.183.01  Release Build\n"
+        "GCC version:  gcc version 12.2.0";
     system.environment = {
         {"NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "eth1,eth2,eth3,eth4"},
         {"NCCL_GPUDIRECTTCPX_CTRL_DEV", "eth0"},

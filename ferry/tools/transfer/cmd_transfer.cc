@@ -284,7 +284,9 @@ Status Delivery::SendMessage(std::string_view text, FileWindow* file_window) {
   FERRY_TRY(file_window->Load(0, text.size(), source));
   const auto begin = Clock::now();
   InFlight sends;
-  FERRY_TRY_ASSIGN(auto send, connection_.Send(kMessageTag, file_window->memory()));
+  // The text goes the way that a file goes, also where a plugin sends small messages beside it.
+  FERRY_TRY_ASSIGN(auto send,
+                   connection_.Send(kMessageTag, file_window->memory(), {.rendezvous = true}));
   sends.Add(std::move(send));
   FERRY_TRY(sends.FinishOldest(Deadline::Never()));
   seconds_ = Seconds(Clock::now() - begin);
@@ -350,6 +352,7 @@ Status RunTransferClient(const TransferClientJob& job) {
   const std::uint64_t size = file ? file->size() : job.message.size();
   FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(size, job.memory, job.config));
   if (!job.json) PrintLine(fmt::format("connecting to {}", job.address));
+  FERRY_TRY_ASSIGN(const auto current, job.memory.MakeCurrent(job.config));
   FERRY_TRY_ASSIGN(auto endpoint, transfer::Endpoint::Create(job.config));
   FERRY_TRY_ASSIGN(auto connection,
                    ConnectTo(&endpoint, job.address, Deadline::After(job.config.connect_timeout)));

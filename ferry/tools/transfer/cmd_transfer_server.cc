@@ -311,7 +311,7 @@ Status Clients::Serve() {
 }  // namespace
 
 Status RunTransferServer(const TransferServerJob& job) {
-  FERRY_TRY(job.memory.Open(job.config));
+  FERRY_TRY_ASSIGN(const auto current, job.memory.MakeCurrent(job.config));
   const std::string directory = job.directory.value_or(".");
   if (const Status usable = CheckFolder(directory); !usable) {
     return Error(usable.error().code(),

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -56,6 +57,8 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // on this machine that it says it is.
   // Whether the first lane of a connection leads to the process that the peer says it is.
   bool is_proved() const noexcept { return proved_; }
+  // See net::Lane::Waits().
+  std::string Waits() const { return state_ == State::kUp ? lane_->Waits() : std::string(); }
   // Bytes received over this lane and all lanes it replaced. Any thread.
   std::uint64_t BytesReceived() const { return lane_.BytesReceived(); }
   // Recent throughput in bytes per second; 0 if not known yet. Any thread.

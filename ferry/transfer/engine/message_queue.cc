@@ -67,8 +67,9 @@ void MessageQueue::OnNotification(std::vector<std::byte> bytes) {
 void MessageQueue::BeginSend(const OperationRef& operation) {
   const wire::TagBody body{operation->tag, operation->message.size()};
   // GPU memory is staged slice by slice, like a write.
-  if (operation->stager != nullptr ||
-      operation->message.size() > std::min(context_->config->eager_bytes, kMaxEagerBytes)) {
+  const std::uint64_t most_eager =
+      operation->rendezvous ? 0 : std::min(context_->config->eager_bytes, kMaxEagerBytes);
+  if (operation->stager != nullptr || operation->message.size() > most_eager) {
     if (!host_->MaySendRts()) {
       return host_->End(*operation,
                         Error(Code::kUnavailable,

@@ -3,7 +3,9 @@
 
 #include <fmt/core.h>
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ferry/transfer/engine/lane_monitor.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
@@ -275,10 +277,30 @@ void OperationRunner::CheckDue() {
       LookAtDrain(operation);
       continue;
     }
-    Abort(operation, Error(Code::kTimedOut, NameOf(*operation) +
-                                                " did not end before its deadline; allow more time "
-                                                "or check the peer"));
+    AbortLate(operation);
   }
+}
+
+// Only the lanes know what an operation that moves bytes waits for.
+void OperationRunner::AbortLate(const OperationRef& operation) {
+  const Error late(Code::kTimedOut, NameOf(*operation) +
+                                        " did not end before its deadline; allow more time or "
+                                        "check the peer");
+  const auto phase = operation->phase;
+  if (phase != OperationState::Phase::kSlices && phase != OperationState::Phase::kReceiving) {
+    return Abort(operation, late);
+  }
+  auto waits =
+      std::make_shared<std::vector<std::string>>(lanes_->size());  // shared by lanes' tasks
+  lanes_->Run(
+      kAllLanes, [waits](LaneEngine& lane) { (*waits)[lane.index()] = lane.Waits(); },
+      [keep = KeepAlive(), this, operation, waits, late] {
+        std::string text = late.message();
+        for (std::size_t lane = 0; lane < waits->size(); ++lane) {
+          if (!(*waits)[lane].empty()) text += fmt::format("; lane {} is {}", lane, (*waits)[lane]);
+        }
+        Abort(operation, Error(late.code(), text));
+      });
 }
 
 // ---- drains -------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class OperationRunner final : public MessageHost {
   // Sets the timer for the earliest due operation.
   void Schedule();
   void CheckDue();
+  void AbortLate(const OperationRef& operation);
 
   // For an operation that is being aborted: waits until the peer has acknowledged its slices in
   // flight (operation_drain.h).

@@ -38,6 +38,7 @@ struct OperationState {
   std::uint64_t tag = 0;                // kSend, kRecv
   std::uint64_t mask = 0;               // kRecv
   bool checksum = false;                // kWrite, kRead: whatever the connection does
+  bool rendezvous = false;              // kSend: whatever its size
 
   // Set before lanes are given the round of slices that needs it.
   std::shared_ptr<const Plan> plan;  // shared with the caller's PreparedTransfer, for reposting

@@ -54,6 +54,7 @@ Result<Placement> ReadAnswers::OnRequest(const wire::MessageHeader& header,
   }
   wire::Append(&frame->meta, wire::SliceBody{body.slice, 0});
   frame->payload_bytes = *bytes;
+  frame->over_network = true;
   frame->sequenced = true;
   frame->checked |= (header.flags & wire::kChecked) != 0;
   frames_->pool().HoldAnswer(frame, cost, memory);

@@ -89,6 +89,7 @@ void SliceSender::SendWrite(PulledSlice pulled) {
   LaneFrame* const frame = frames_->New(wire::Type::kWrite, pulled.operation->id);
   AppendSlice(plan, pulled.slice, &frame->meta, &frame->payload);
   frame->payload_bytes = plan.slice(pulled.slice).range.bytes;
+  frame->over_network = true;
   frame->may_splice = true;  // zero-copy: the memory is kept until the peer acknowledges the slice
   frame->unsent = frame->payload_bytes;
   frame->sequenced = true;
@@ -137,6 +138,7 @@ void SliceSender::StageWrite(PulledSlice pulled) {
   LaneFrame* const frame = frames_->New(wire::Type::kWrite, pulled.operation->id);
   AppendSlice(plan, pulled.slice, &frame->meta, &frame->payload);
   frame->payload_bytes = plan.slice(pulled.slice).range.bytes;
+  frame->over_network = true;
   frame->sequenced = true;
   frame->checked |= pulled.operation->checksum;
   StagedFrame staged;

@@ -175,7 +175,14 @@ Status Stager::InitMemory() {
   // A provider may receive into this GPU and not send from it. Slots are sent from pinned memory
   // then.
   net::Provider* const provider = options_.provider;
-  if (provider == nullptr || provider->capabilities().gpu != ordinal_) return Ok();
+  const auto gpu = provider == nullptr ? std::nullopt : provider->capabilities().gpu;
+  if (gpu && gpu != ordinal_) {
+    Log(LogLevel::kWarn, "transfer",
+        "memory of GPU {} goes by way of the host, because this endpoint's network is for GPU {}; "
+        "make GPU {} current on the thread that creates the endpoint",
+        ordinal_, *gpu, ordinal_);
+  }
+  if (gpu != ordinal_) return Ok();
   receives_into_gpu_ = true;
   // One launch gathers into slots of both kinds; a list for the copy engine has one kind.
   if (!by_kernel_) return Ok();
