@@ -57,9 +57,9 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
   FERRY_TRY_ASSIGN(secrets.settings, LoadSecret(config));
   WarnIfOthersMayRead("secret_file", config.secret_file);
   FERRY_TRY_ASSIGN(SigningKey key, SigningKey::Random());
-  FERRY_TRY_ASSIGN(transfer::Endpoint endpoint,
-                   transfer::Endpoint::Create(
-                       config, nullptr, ConnectionSecret(secrets.settings, secrets.metadata)));
+  FERRY_TRY_ASSIGN(
+      transfer::Endpoint endpoint,
+      transfer::Endpoint::Create(config, ConnectionSecret(secrets.settings, secrets.metadata)));
   std::unique_ptr<Backend> backend(new Backend(init, std::move(config), std::move(secrets),
                                                std::move(key), std::move(endpoint)));
   FERRY_TRY(backend->Start());

@@ -12,7 +12,7 @@
 #include "ferry/core/fork.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
-#include "ferry/net/provider.h"
+#include "ferry/net/lane_info.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/operation.h"
 #include "ferry/transfer/options.h"

@@ -10,7 +10,7 @@
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
-#include "ferry/net/provider.h"
+#include "ferry/net/lane_info.h"
 #include "ferry/transfer/operation_kind.h"
 
 // Counters of an endpoint and its connections. Snapshots are plain data. Each number was correct at

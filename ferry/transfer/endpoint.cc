@@ -8,11 +8,16 @@
 
 #include "ferry/core/unknown_variables.h"
 #include "ferry/net/choose_provider.h"
+#include "ferry/net/provider.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/endpoint/fitted_config.h"
 
 namespace ferry::transfer {
+
+Result<Endpoint> Endpoint::Create(const Config& config, const SecretText& secret) {
+  return Create(config, std::unique_ptr<net::Provider>(), secret);
+}
 
 Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider,
                                   const SecretText& secret) {

@@ -13,11 +13,14 @@
 #include "ferry/core/fork.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
-#include "ferry/net/provider.h"
 #include "ferry/transfer/connection.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
 #include "ferry/transfer/readiness.h"
+
+namespace ferry::net {
+class Provider;
+}
 
 namespace ferry::transfer {
 
@@ -31,13 +34,15 @@ namespace ferry::transfer {
 // endpoint.
 class Endpoint {
  public:
-  // `provider`: null for the one that config.provider names. `secret`: what peers have to prove, in
-  // the place of config's secret, from which TLS keys are still made and which peers still prove
-  // before a network plugin is called; empty: that one. Errors: kInvalidArgument (config,
-  // config.interfaces selects no address, or there is no such plugin), kUnavailable (ports, file
-  // descriptors, a plugin that does not start), kUnsupported (not a plugin).
-  static Result<Endpoint> Create(const Config& config,
-                                 std::unique_ptr<net::Provider> provider = nullptr,
+  // `secret`: what peers have to prove, in the place of config's secret, from which TLS keys are
+  // still made and which peers still prove before a network plugin is called; empty: that one.
+  // Errors: kInvalidArgument (config, config.interfaces selects no address, or there is no such
+  // plugin), kUnavailable (ports, file descriptors, a plugin that does not start), kUnsupported
+  // (not a plugin).
+  static Result<Endpoint> Create(const Config& config, const SecretText& secret = {});
+  // Over `provider` instead of the one that config.provider names; null: over that one. For the
+  // transports of this tree, because their interface (ferry/net/provider.h) is not installed.
+  static Result<Endpoint> Create(const Config& config, std::unique_ptr<net::Provider> provider,
                                  const SecretText& secret = {});
   Endpoint(Endpoint&&) = default;
   Endpoint& operator=(Endpoint&& other) noexcept;

@@ -1,6 +1,6 @@
 # Installs the build in BUILD_DIR into a scratch prefix, then builds this folder and
-# examples/cpp against it and runs them, as a user of the package would. PLUGINS: network plugins,
-# each for the example that loads one.
+# examples/cpp against it and runs them, as a user of the package would. STANDIN: that for
+# GPUDirect-TCPX.
 set(scratch "${BUILD_DIR}/consumer")
 file(REMOVE_RECURSE "${scratch}")
 
@@ -32,6 +32,16 @@ foreach(example write_gpu pipeline)
     message(FATAL_ERROR "${example} without devices: ${result}, ${said}")
   endif()
 endforeach()
-foreach(plugin IN LISTS PLUGINS)
-  run("${scratch}/examples/nccl_plugin" "${plugin}")
-endforeach()
+# The handle goes through the pipe. Without a GPU the first two are skipped.
+set(receive "${scratch}/examples/tcpx_receive" receive "${STANDIN}")
+set(send "${scratch}/examples/tcpx_receive" send "${STANDIN}")
+set(ENV{NCCL_DYNAMIC_CHUNK_SIZE} 524288)
+set(ENV{FERRY_DEVICES} auto)
+set(ENV{FERRY_STANDIN_GPU} 1)
+execute_process(COMMAND ${receive} COMMAND ${send} RESULTS_VARIABLE results)
+if(NOT results STREQUAL "0;0" AND NOT results STREQUAL "77;77")
+  message(FATAL_ERROR "tcpx_receive on a GPU: ${results}")
+endif()
+set(ENV{FERRY_DEVICES} simulated:1:1:open)
+set(ENV{FERRY_STANDIN_GPU} 0)
+run(${receive} COMMAND ${send})

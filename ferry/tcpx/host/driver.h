@@ -31,12 +31,12 @@ struct NicFacts {
   std::uint64_t most_message_bytes = 0;
 };
 
-// Registered memory to send from or receive into.
+// A part of registered memory to send from or receive into.
 struct Message {
   void* data = nullptr;
   std::size_t bytes = 0;
-  int tag = 0;
-  void* mr = nullptr;
+  int tag = 0;         // the same on both sides
+  void* mr = nullptr;  // Registration::mr()
 };
 
 inline constexpr std::size_t kMaxGrouped = 32;

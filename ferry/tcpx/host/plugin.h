@@ -12,12 +12,12 @@ namespace ferry::tcpx {
 
 // A loaded and initialised network plugin. Plugins have threads that cannot be stopped, and most
 // may be initialised only once: so a plugin stays for the life of the process, and all callers that
-// open its file share one object.
+// open its file share one object. Any thread.
 class Plugin {
  public:
   // Loads the newest version that both sides support. A path with a slash names the file; other
   // names are searched as dlopen(3) does. Blocks while the plugin initialises, which may take
-  // seconds. Any thread. Errors name the file and the fix: kInvalidArgument (no such file, not a
+  // seconds. Errors name the file and the fix: kInvalidArgument (no such file, not a
   // library), kUnsupported (no plugin in it, or only other versions), kUnavailable (initialisation
   // failed, or there are no devices; with the plugin's own message).
   static Result<Plugin*> Open(const std::string& path);
@@ -36,6 +36,7 @@ class Plugin {
   // The size of the bounce pool that starts at `pool`, as reported by the plugin (kPoolBytesName);
   // 0 where it does not report it.
   std::uint64_t PoolBytes(const void* pool) const;
+  // The plugin's functions themselves, for what comms (comm.h) do not do.
   Driver& driver() noexcept { return *driver_; }
 
   // The error for a failed call: "isend of libnccl-net.so (GPUDirectTCPX_v7) failed: 3

@@ -13,6 +13,7 @@
 
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
+#include "ferry/tcpx/host/tcpx_layout.h"
 
 namespace ferry::tcpx {
 namespace {
@@ -97,19 +98,18 @@ Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* ap
                              handle.meta == nullptr ? "no rows of metadata" : "no bounce pool",
                              kNotTrusted));
   }
-  UnpackRows rows(handle, comm.plugin().has_tcpx_requests());
+  UnpackRows rows(handle.meta, handle.bounce_pool, comm.plugin().has_tcpx_requests());
   FERRY_TRY(rows.FindPool(comm.plugin(), api, ordinal));
   return rows;
 }
 
 Status UnpackRows::FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordinal) {
-  std::byte* const base = handle_.bounce_pool;
   cuda::PointerInfo info;
   if (api != nullptr) {
-    FERRY_TRY_ASSIGN(info, api->Inspect(base));
+    FERRY_TRY_ASSIGN(info, api->Inspect(base_));
   }
   FERRY_TRY(MeasurePool(plugin, info));
-  pool_ = Place::OnDevice(base);
+  pool_ = Place::OnDevice(base_);
   if (api == nullptr) return Ok();
   if (info.kind == cuda::MemoryKind::kDevice) {
     const auto peers =
@@ -121,20 +121,20 @@ Status UnpackRows::FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordi
   copy_kind_ = cuda::CopyKind::kHostToDevice;
   // As the stand-in may have it. Kernels can read it once it is registered.
   if (info.kind == cuda::MemoryKind::kHost) {
-    FERRY_TRY(PinPool(api, ordinal, base, static_cast<std::size_t>(pool_bytes_)));
+    FERRY_TRY(PinPool(api, ordinal, base_, static_cast<std::size_t>(pool_bytes_)));
   }
-  FERRY_TRY_ASSIGN(pool_, Place::OnHost(*api, ordinal, base));
+  FERRY_TRY_ASSIGN(pool_, Place::OnHost(*api, ordinal, base_));
   return Ok();
 }
 
 // `info` is that of the pool's start. Uses the smaller of the sizes that the plugin and CUDA
 // report.
 Status UnpackRows::MeasurePool(const Plugin& plugin, const cuda::PointerInfo& info) {
-  const std::uint64_t reported = plugin.PoolBytes(handle_.bounce_pool);
+  const std::uint64_t reported = plugin.PoolBytes(base_);
   // CUDA knows the allocation that contains the pool; for plain host memory it knows nothing.
   const bool is_known = info.kind != cuda::MemoryKind::kHost && info.bytes > 0;
   const std::uint64_t allocated =
-      is_known ? info.base + info.bytes - cuda::AddressOf(handle_.bounce_pool) : std::uint64_t{0};
+      is_known ? info.base + info.bytes - cuda::AddressOf(base_) : std::uint64_t{0};
   pool_bytes_ = kMaxPoolBytes;
   for (const std::uint64_t known : {reported, allocated}) {
     if (known > 0) pool_bytes_ = std::min(pool_bytes_, known);
@@ -155,25 +155,25 @@ Status UnpackRows::MeasurePool(const Plugin& plugin, const cuda::PointerInfo& in
 }
 
 void UnpackRows::Map(cuda::DeviceApi* api, int ordinal) {
-  if (cuda::AddressOf(handle_.meta) % sizeof(Fragment) != 0) return;
-  const auto info = api->Inspect(handle_.meta);
+  if (cuda::AddressOf(meta_) % sizeof(Fragment) != 0) return;
+  const auto info = api->Inspect(meta_);
   if (!info) return;
   if (info->kind == cuda::MemoryKind::kHost) {
-    auto pin = api->RegisterHost(ordinal, handle_.meta, sizeof(layout::UnpackMeta));
+    auto pin = api->RegisterHost(ordinal, meta_, sizeof(layout::UnpackMeta));
     if (!pin) {
       Log(LogLevel::kInfo, "plugin", "the CPU reads the plugin's rows: {}", pin.error().message());
       return;
     }
     pin_ = *std::move(pin);
-  } else if (info->bytes > 0 && info->base + info->bytes <
-                                    cuda::AddressOf(handle_.meta) + sizeof(layout::UnpackMeta)) {
+  } else if (info->bytes > 0 &&
+             info->base + info->bytes < cuda::AddressOf(meta_) + sizeof(layout::UnpackMeta)) {
     // A kernel that reads beyond what is pinned loses the device.
     Log(LogLevel::kInfo, "plugin",
         "the CPU reads the plugin's rows: only {} of their {} bytes are pinned",
-        info->base + info->bytes - cuda::AddressOf(handle_.meta), sizeof(layout::UnpackMeta));
+        info->base + info->bytes - cuda::AddressOf(meta_), sizeof(layout::UnpackMeta));
     return;
   }
-  if (const auto mapped = api->MappedAddress(ordinal, handle_.meta)) {
+  if (const auto mapped = api->MappedAddress(ordinal, meta_)) {
     mapped_ = cuda::AddressOf(*mapped);
   }
 }
@@ -181,15 +181,15 @@ void UnpackRows::Map(cuda::DeviceApi* api, int ordinal) {
 const Fragment* UnpackRows::mapped(std::span<const Fragment> fragments) const noexcept {
   if (mapped_ == 0) return nullptr;
   return cuda::PointerTo<const Fragment>(mapped_ + cuda::AddressOf(fragments.data()) -
-                                         cuda::AddressOf(handle_.meta));
+                                         cuda::AddressOf(meta_));
 }
 
 Result<std::span<const Fragment>> UnpackRows::Read(const ReceiveComm::Arrival& arrival) const {
   // The plugin uses rows in a ring, one for each receive in order. A row is reused only after
   // Consume(), so it is stable until then.
   const std::size_t row = arrival.index % layout::kRows;
-  Fragment* const fragments = handle_.meta->rows[row];
-  std::uint64_t* const counted = &handle_.meta->counts[row];
+  Fragment* const fragments = meta_->rows[row];
+  std::uint64_t* const counted = &meta_->counts[row];
   // The plugin writes the count after the fragments.
   const std::uint64_t count =
       std::atomic_ref<std::uint64_t>(*counted).load(std::memory_order_acquire);

@@ -8,12 +8,17 @@
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/tcpx/host/comm.h"
-#include "ferry/tcpx/host/tcpx_layout.h"
+#include "ferry/tcpx/unpack/fragments.h"
 
 namespace ferry::tcpx {
 
+namespace layout {
+struct UnpackMeta;
+}
+
 // The pool into which a comm's plugin receives, and its records of the pieces of each message. Both
-// are the plugin's, and stay until the comm is closed; destroy this before.
+// are the plugin's, and stay until the comm is closed; destroy this before. For plugins that unpack
+// (NicFacts::unpacks). One thread at a time; only Open() waits.
 class UnpackRows {
  public:
   // Reads the comm's device handle, in GPU or host memory, and finds out where the pool lies and
@@ -21,7 +26,7 @@ class UnpackRows {
   // read the pool: one in host memory is registered with it, for the life of the process, because
   // all comms of a plugin share it. Blocks until the deadline at most. Errors: kUnsupported for an
   // unknown kind of handle, and for a pool in host memory of unknown size; kCorrupt for an invalid
-  // handle; those of DeviceApi.
+  // handle; kTimedOut; those of DeviceApi.
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, int ordinal,
                                  Deadline deadline);
 
@@ -30,36 +35,39 @@ class UnpackRows {
   // What fragments are offsets in. Its address is that for the CPU, where the pool is host memory.
   const Place& pool() const noexcept { return pool_; }
   std::uint64_t pool_bytes() const noexcept { return pool_bytes_; }
-  // How the pool is copied to GPU memory.
+  // How the pool is copied to GPU memory: UnpackerOptions::kind.
   cuda::CopyKind copy_kind() const noexcept { return copy_kind_; }
   // Whether kernels of the GPU can read the pool, as far as CUDA says; copy engines always can. Not
   // where the pool lies in another GPU that it has no peer access to.
   bool kernels_read_pool() const noexcept { return kernels_read_pool_; }
   // Lets kernels of this device read the rows: registers them, where they are ordinary host memory,
-  // and otherwise needs all of them pinned.
-  // Where that does not work the rows stay as they are, and mapped() returns null.
+  // and otherwise needs all of them pinned. Where that does not work the rows stay as they are, and
+  // mapped() returns null. Blocks for the registration.
   void Map(cuda::DeviceApi* api, int ordinal);
-  // The address for kernels of fragments that Read() has returned; null for none.
+  // The address for kernels (RowsRequest::rows) of fragments that Read() has returned; null before
+  // Map(), and where it did not work.
   const Fragment* mapped(std::span<const Fragment> fragments) const noexcept;
 
   // The fragments of a message that is done; they stay in the plugin's memory until the message is
-  // consumed. Errors: kCorrupt where the plugin's request contradicts its rows.
+  // consumed. Unchecked: for a FragmentReader, or a kernel that checks them. Errors: kCorrupt where
+  // the plugin's request contradicts its rows.
   Result<std::span<const Fragment>> Read(const ReceiveComm::Arrival& arrival) const;
 
  private:
-  UnpackRows(const layout::UnpackHandle& handle, bool has_known_requests)
-      : handle_(handle), has_known_requests_(has_known_requests) {}
+  UnpackRows(layout::UnpackMeta* meta, std::byte* base, bool has_known_requests)
+      : meta_(meta), base_(base), has_known_requests_(has_known_requests) {}
   Status FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordinal);
   Status MeasurePool(const Plugin& plugin, const cuda::PointerInfo& info);
 
-  layout::UnpackHandle handle_;
+  layout::UnpackMeta* meta_;
+  std::byte* base_;          // of the pool
   bool has_known_requests_;  // requests are those of layout::Request
   Place pool_;
   std::uint64_t pool_bytes_ = 0;
   cuda::CopyKind copy_kind_ = cuda::CopyKind::kDeviceToDevice;
   bool kernels_read_pool_ = true;
   cuda::HostRegistration pin_;  // where Map() has registered the rows
-  std::uint64_t mapped_ = 0;    // address of handle_.meta for kernels; 0: none
+  std::uint64_t mapped_ = 0;    // address of meta_ for kernels; 0: none
 };
 
 }  // namespace ferry::tcpx

@@ -16,6 +16,7 @@
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/testing/device_target.h"
 #include "ferry/cuda/testing/forwarding_devices.h"
+#include "ferry/tcpx/host/tcpx_layout.h"
 #include "ferry/tcpx/host/unpack_rows.h"
 #include "ferry/tcpx/lane/payload_in.h"
 #include "ferry/tcpx/lane/payload_out.h"

@@ -28,6 +28,9 @@ static_assert(offsetof(Fragment, src) == 0 && offsetof(Fragment, len) == 4 &&
 // (NET_UNPACK_MAX_SLICE_PAGES).
 inline constexpr std::size_t kMaxFragments = 2048;
 
+// Maximum runs of one message whose fragments the GPU reads: it holds them on chip.
+inline constexpr std::size_t kMaxMessageRuns = 256;
+
 // A contiguous part of a posted receive's memory.
 struct PostedRun {
   std::uint64_t offset = 0;  // relative to the destination of the copy

@@ -9,8 +9,7 @@
 
 namespace ferry::tcpx {
 
-inline constexpr std::uint32_t kRowsMessages = 64;     // of a launch: as many as its arguments hold
-inline constexpr std::uint32_t kMaxMessageRuns = 256;  // of a message: they are held on chip
+inline constexpr std::uint32_t kRowsMessages = 64;  // of a launch: as many as its arguments hold
 inline constexpr std::uint32_t kRowsThreads = 256;
 // The announcement of a message is stored this many times, so that the warps that wait for it do
 // not all read one address.

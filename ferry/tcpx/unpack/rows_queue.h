@@ -11,31 +11,9 @@
 #include "ferry/cuda/device_api.h"
 #include "ferry/tcpx/unpack/fragments.h"
 #include "ferry/tcpx/unpack/rows_kernel.h"
+#include "ferry/tcpx/unpack/unpacker.h"
 
 namespace ferry::tcpx {
-
-// A message whose rows the GPU reads.
-struct RowsRequest {
-  // In memory that kernels can access, by its mapped address, a multiple of 16: pinned or
-  // registered host memory, or the GPU's. Complete when the request is queued, and kept until its
-  // batch is done.
-  const Fragment* rows = nullptr;
-  std::size_t count = 0;
-  PostedReceive receive;  // needed only during the call
-  Place dst;
-  Place src;  // the pool
-};
-
-// The most of one batch.
-inline constexpr std::size_t kMaxRowsMessages = 128;
-inline constexpr std::size_t kMaxRowsRuns = 1024;  // over all messages; kMaxMessageRuns for each
-
-// A message that the GPU has refused: nothing was written to its runs.
-struct RefusedRows {
-  std::uint64_t ticket = 0;  // of its batch
-  std::size_t index = 0;     // in the batch
-  Error error;               // kCorrupt naming the faulty row, as FragmentReader::Read()
-};
 
 // Memory for the rows kernel and its launches on one stream. Batches have slots, which the caller
 // uses in turn. Allocates only at creation. One thread at a time.

@@ -15,6 +15,7 @@
 #include "ferry/copy/testing/copy_bed.h"
 #include "ferry/core/testing/random_bytes.h"
 #include "ferry/cuda/testing/device_target.h"
+#include "ferry/tcpx/unpack/rows_kernel.h"
 #include "ferry/tcpx/unpack/testing/spoiled_message.h"
 #include "ferry/tcpx/unpack/unpacker.h"
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ferry/cuda/address.h"
+#include "ferry/tcpx/unpack/rows_queue.h"
 
 namespace ferry::tcpx {
 namespace {
@@ -69,13 +70,13 @@ Result<std::unique_ptr<Unpacker>> Unpacker::Create(cuda::DeviceApi* api, int ord
 // The first launch of a kernel loads it, which waits for the whole device (docs/gotchas.md): here,
 // and not in the middle of a transfer.
 Status Unpacker::MakeExecutor() {
-  const int ordinal = stream_.ordinal();
+  const int ordinal = stream().ordinal();
   UnpackBy by = options_.by;
   if (by == UnpackBy::kAuto) {
-    FERRY_TRY_ASSIGN(const bool kernels, HaveCopyKernels(api_, stream_));
+    FERRY_TRY_ASSIGN(const bool kernels, HaveCopyKernels(api_, stream()));
     by = kernels ? UnpackBy::kKernel : UnpackBy::kDma;
   } else if (by == UnpackBy::kKernel) {
-    FERRY_TRY(LoadCopyKernels(api_, stream_));
+    FERRY_TRY(LoadCopyKernels(api_, stream()));
   }
   if (by == UnpackBy::kDma) {
     executor_ = MakeDmaExecutor(api_);
@@ -89,7 +90,7 @@ Status Unpacker::MakeExecutor() {
   kernel.most_blocks = options_.most_pieces;
   if (options_.groups > 0) kernel.host_groups = kernel.device_groups = options_.groups;
   FERRY_TRY_ASSIGN(executor_, MakeKernelExecutor(api_, ordinal, kernel));
-  FERRY_TRY_ASSIGN(rows_, RowsQueue::Create(api_, stream_, options_.most_batches,
+  FERRY_TRY_ASSIGN(rows_, RowsQueue::Create(api_, stream(), options_.most_batches,
                                             options_.most_pieces, options_.groups));
   return Ok();
 }
@@ -99,18 +100,30 @@ Result<std::unique_ptr<Unpacker>> Unpacker::CreateWith(cuda::DeviceApi* api, int
                                                        const UnpackerOptions& options) {
   FERRY_TRY_ASSIGN(auto made, CreateIdle(api, ordinal, options));
   made->executor_ = std::move(executor);
-  if (made->executor_->name() == "kernel") FERRY_TRY(LoadCopyKernels(api, made->stream_));
+  if (made->executor_->name() == "kernel") FERRY_TRY(LoadCopyKernels(api, made->stream()));
   return made;
 }
 
-// High priority: a part of the pool stays occupied until its message is copied.
 Result<std::unique_ptr<Unpacker>> Unpacker::CreateIdle(cuda::DeviceApi* api, int ordinal,
                                                        const UnpackerOptions& options) {
   FERRY_TRY(CheckOptions(options));
   std::unique_ptr<Unpacker> made(new Unpacker(api, options));
-  FERRY_TRY_ASSIGN(made->stream_, api->CreateStream(ordinal, cuda::StreamPriority::kHigh));
+  made->stream_ = options.stream;
+  if (!options.stream) {
+    FERRY_TRY_ASSIGN(made->own_stream_, api->CreateStream(ordinal, cuda::StreamPriority::kHigh));
+    made->stream_ = made->own_stream_;
+  } else if (options.stream->ordinal() != ordinal) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("an unpacker of GPU {} cannot use a stream of GPU {}; give it one of "
+                             "its own GPU",
+                             ordinal, options.stream->ordinal()));
+  }
+  FERRY_TRY_ASSIGN(made->drained_, api->CreateEvent(ordinal, cuda::EventTiming::kOff));
+  const auto timing = options.timing ? cuda::EventTiming::kOn : cuda::EventTiming::kOff;
   for (Batch& batch : made->ring_) {
-    FERRY_TRY_ASSIGN(batch.end, api->CreateEvent(ordinal, cuda::EventTiming::kOff));
+    FERRY_TRY_ASSIGN(batch.end, api->CreateEvent(ordinal, timing));
+    if (!options.timing) continue;
+    FERRY_TRY_ASSIGN(batch.begin, api->CreateEvent(ordinal, timing));
   }
   return made;
 }
@@ -129,15 +142,9 @@ Result<std::uint64_t> Unpacker::Enqueue(std::span<const PlacedList> requests) {
   }
   const std::uint64_t pieces = CountPieces(requests);
   FERRY_TRY(CheckRoom(pieces, requests.size()));
-  // CheckRoom() has made sure that the entry's last batch is done.
-  Batch& batch = ring_[SlotOf(issued_ + 1)];
-  if (const Status queued = Queue(requests, batch.end); !queued) {
-    return Fail("queueing a batch", queued.error());
-  }
-  batch.pieces = pieces;
-  batch.rows = false;
-  pieces_ += pieces;
-  return ++issued_;
+  return Queue(pieces, /*rows=*/false, [&]() -> Status {
+    return pieces > 0 ? executor_->Enqueue(stream(), options_.kind, requests) : Ok();
+  });
 }
 
 Result<std::uint64_t> Unpacker::EnqueueRows(std::span<const RowsRequest> requests) {
@@ -149,13 +156,7 @@ Result<std::uint64_t> Unpacker::EnqueueRows(std::span<const RowsRequest> request
   }
   FERRY_TRY(rows_->Check(requests));
   FERRY_TRY(CheckRoom(0, requests.size()));
-  const std::size_t slot = SlotOf(issued_ + 1);
-  Status queued = rows_->Enqueue(slot, requests);
-  if (queued) queued = api_->Record(ring_[slot].end, stream_);
-  if (!queued) return Fail("queueing a batch", queued.error());
-  ring_[slot].pieces = 0;
-  ring_[slot].rows = true;
-  return ++issued_;
+  return Queue(0, /*rows=*/true, [&] { return rows_->Enqueue(SlotOf(issued_ + 1), requests); });
 }
 
 // Within this limit the kernel executor never blocks: its ring has room for all pieces in flight.
@@ -173,11 +174,18 @@ Status Unpacker::CheckRoom(std::uint64_t pieces, std::size_t requests) const {
                            in_flight(), pieces_, ring_.size(), options_.most_pieces, pieces));
 }
 
-Status Unpacker::Queue(std::span<const PlacedList> requests, const cuda::Event& end) {
-  const bool any = std::any_of(requests.begin(), requests.end(),
-                               [](const PlacedList& request) { return !request.blocks.empty(); });
-  if (any) FERRY_TRY(executor_->Enqueue(stream_, options_.kind, requests));
-  return api_->Record(end, stream_);
+Result<std::uint64_t> Unpacker::Queue(std::uint64_t pieces, bool rows,
+                                      FunctionRef<Status()> queue_work) {
+  // CheckRoom() has made sure that the entry's last batch is done.
+  Batch& batch = ring_[SlotOf(issued_ + 1)];
+  Status queued = batch.begin ? api_->Record(batch.begin, stream()) : Ok();
+  if (queued) queued = queue_work();
+  if (queued) queued = api_->Record(batch.end, stream());
+  if (!queued) return Fail("queueing a batch", queued.error());
+  batch.pieces = pieces;
+  batch.rows = rows;
+  pieces_ += pieces;
+  return ++issued_;
 }
 
 Result<std::uint64_t> Unpacker::Completed() {
@@ -205,14 +213,26 @@ std::vector<RefusedRows> Unpacker::TakeRefused(std::uint64_t ticket) {
 
 void Unpacker::FinishOldest() {
   const std::size_t slot = SlotOf(++done_);
-  pieces_ -= ring_[slot].pieces;
-  if (ring_[slot].rows) rows_->Collect(slot, done_, &refused_);
+  const Batch& batch = ring_[slot];
+  pieces_ -= batch.pieces;
+  if (batch.rows) rows_->Collect(slot, done_, &refused_);
+  if (!batch.begin) return;
+  // A GPU that is lost meanwhile fails the next call.
+  const auto took = api_->Elapsed(batch.begin, batch.end);
+  if (!took) return;
+  ++times_.batches;
+  times_.newest = *took;
+  times_.total += *took;
+  times_.longest = std::max(times_.longest, *took);
 }
 
 Status Unpacker::Drain(Deadline deadline) {
   if (!stream_) return Ok();
-  // Waits for the stream and not for events: after an error the last queued work may have no event.
-  const Status idle = api_->Wait(stream_, deadline);
+  if (in_flight() == 0 && !failed_) return Ok();
+  // Waits for an event and not for the stream, on which a caller may go on queueing. After an error
+  // the last queued work may have none.
+  Status idle = failed_ ? api_->Record(drained_, stream()) : Ok();
+  if (idle) idle = api_->Wait(failed_ ? drained_ : ring_[SlotOf(issued_)].end, deadline);
   if (idle) {
     while (done_ != issued_) FinishOldest();
     return Ok();
@@ -220,13 +240,13 @@ Status Unpacker::Drain(Deadline deadline) {
   if (idle.error().code() != Code::kTimedOut) return Fail("waiting for the end", idle.error());
   return Error(Code::kTimedOut,
                fmt::format("{} batches are still being unpacked on GPU {}: {}", in_flight(),
-                           stream_.ordinal(), idle.error().message()));
+                           stream_->ordinal(), idle.error().message()));
 }
 
 Error Unpacker::Fail(const char* doing, const Error& error) {
   Error told(error.code(),
              fmt::format("{} of messages to unpack on GPU {} ({} of {} are done): {}", doing,
-                         stream_.ordinal(), done_, issued_, error.message()),
+                         stream_->ordinal(), done_, issued_, error.message()),
              error.where());
   // Final: after the first error the state of the destinations is unknown, so every later call
   // fails.

@@ -312,7 +312,70 @@ TEST_P(LaterUnpackerTest, WhatAnotherStreamWritesIsWaitedFor) {
   ExpectInPlace(&message);
 }
 
+// Nothing but the order of the stream keeps the overwriting, the batch and the reading apart.
+TEST_P(LaterUnpackerTest, BatchesRunAmongTheWorkOfTheCallersStream) {
+  const auto unpacker = Make({.stream = bed_->stream()});
+  EXPECT_EQ(unpacker->stream().native(), bed_->stream().get().native);
+  Message message = MakeMessage(LengthsOf(kMessage, 1, 4096));
+  QueueOverwrite(&message);
+  const PlacedList request = message.request();
+  const std::uint64_t ticket = Must(unpacker->Enqueue({&request, 1}));
+  const cuda::CopyItem fetch{message.place.host.data(), message.place.device.data(),
+                             message.place.host.size()};
+  const std::vector<std::byte> pool(message.pool.host.bytes().begin(),
+                                    message.pool.host.bytes().end());
+  Must(api().Copy(bed_->stream(), CopyKind::kDeviceToHost, {&fetch, 1}));
+  bed_->Finish();
+  EXPECT_EQ(Must(unpacker->Completed()), ticket);
+  PutInPlace(message.scattered, message.runs, std::span(pool).subspan(message.pool_skip),
+             std::span(message.expected).subspan(message.place_skip));
+  EXPECT_TRUE(SameBytes(message.place.host.bytes(), message.expected));
+}
+
+TEST_P(LaterUnpackerTest, TheGpusTimeForBatchesIsMeasuredOnRequest) {
+  Message message = MakeMessage(LengthsOf(kMessage, 1, 4096));
+  const PlacedList request = message.request();
+  for (const bool timing : {false, true}) {
+    const auto unpacker = Make({.most_batches = 3, .timing = timing});
+    for (std::uint64_t batch = 1; batch <= 7; ++batch) {
+      Must(unpacker->Enqueue({&request, 1}));
+      if (batch % 2 == 0) WaitFor(unpacker.get(), batch);
+    }
+    Must(unpacker->Drain(Limit()));
+    const BatchTimes& times = unpacker->times();
+    EXPECT_EQ(times.batches, timing ? 7U : 0U);
+    EXPECT_EQ(times.total.count() > 0, timing);
+    EXPECT_LE(times.newest, times.longest);
+    EXPECT_GE(times.longest * 7, times.total);
+    EXPECT_LE(times.longest, times.total);
+  }
+}
+
 class SimulatedUnpackerTest : public LaterUnpackerTest {};
+
+TEST_P(SimulatedUnpackerTest, DrainingDoesNotWaitForLaterWorkOfTheCallersStream) {
+  const auto flag = Must(api().AllocatePinned(0, sizeof(std::uint32_t)));
+  cuda::StoreFlag(flag.data(), 0);
+  const auto unpacker = Make({.stream = bed_->stream()});
+  Message message = MakeMessage(LengthsOf(kMessage, 1, 4096));
+  const PlacedList request = message.request();
+  Must(unpacker->Enqueue({&request, 1}));
+  Must(api().WaitForFlag(bed_->stream(), Must(api().MappedAddress(0, flag.data())), 1));
+  const Status drained = unpacker->Drain(Limit());
+  cuda::StoreFlag(flag.data(), 1);
+  Must(drained);
+  bed_->Finish();
+  ExpectInPlace(&message);
+}
+
+TEST_P(SimulatedUnpackerTest, AStreamOfAnotherGpuIsRefused) {
+  const auto made =
+      Unpacker::Create(&api(), 0, {.by = way().by, .stream = cuda::StreamRef::Foreign(1, nullptr)});
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(made.error().message(),
+            "an unpacker of GPU 0 cannot use a stream of GPU 1; give it one of its own GPU");
+}
 
 // Proves that the tests above would detect an unpacker that reports a batch too early.
 TEST_P(SimulatedUnpackerTest, APoolThatIsWrittenTooEarlyIsSeen) {

@@ -71,7 +71,7 @@ TEST(Secrets, ThatCannotBeReadFailTheEndpoint) {
 TEST(Secrets, OfOneEndpointAreProvedInThePlaceOfTheConfigs) {
   const SecretText own = "the secret of one endpoint";
   for (const Config& config : {SmallSlices(3, 2), WithSecret(kSecret)}) {
-    Endpoint server = Must(Endpoint::Create(config, nullptr, own));
+    Endpoint server = Must(Endpoint::Create(config, own));
     Endpoint client = Must(Endpoint::Create(config));
     EXPECT_EQ(client.Connect(server.address(), Soon()).error().code(), Code::kRefused);
     ExpectRefused(client.Connect(server.address(), Soon(), "the secret of another"),

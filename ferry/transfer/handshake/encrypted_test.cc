@@ -95,8 +95,7 @@ TEST(Encrypted, AnEndpointsOwnSecretIsProvedOverTlsByTheConfigs) {
   net::TestAuthority authority;
   const SecretText own = "the secret of one endpoint";
   for (const Config& config : {ByKey(), authority.Use(SmallSlices(3, 2), "both")}) {
-    Link link{{Must(Endpoint::Create(config)), {}},
-              {Must(Endpoint::Create(config, nullptr, own)), {}}};
+    Link link{{Must(Endpoint::Create(config)), {}}, {Must(Endpoint::Create(config, own)), {}}};
     const EndpointAddress address = link.far.endpoint->address();
     const auto refused = link.near.endpoint->Connect(address, Soon(), "the secret of another");
     ASSERT_FALSE(refused);

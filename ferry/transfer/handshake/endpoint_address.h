@@ -6,7 +6,7 @@
 
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
-#include "ferry/net/provider.h"
+#include "ferry/net/address.h"
 
 namespace ferry::transfer {
 

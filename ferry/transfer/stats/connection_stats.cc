@@ -2,6 +2,7 @@
 #include "ferry/transfer/stats/connection_stats.h"
 
 #include "ferry/core/log_limiter.h"
+#include "ferry/net/address.h"
 
 namespace ferry::transfer {
 namespace {
