@@ -21,7 +21,7 @@ namespace ferry::nccl_net {
 
 namespace abi = net::nccl_abi;
 
-inline constexpr std::uint16_t kWireVersion = 7;
+inline constexpr std::uint16_t kWireVersion = 8;
 // From this version on, handles begin alike in all versions, and hello frames from version 7 on, so
 // that ranks with different versions can tell each other.
 inline constexpr std::uint16_t kFirstAlike = 5;

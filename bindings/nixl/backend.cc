@@ -59,7 +59,8 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
   FERRY_TRY_ASSIGN(SigningKey key, SigningKey::Random());
   FERRY_TRY_ASSIGN(
       transfer::Endpoint endpoint,
-      transfer::Endpoint::Create(config, ConnectionSecret(secrets.settings, secrets.metadata)));
+      transfer::Endpoint::Create(config, ConnectionSecret(secrets.settings, secrets.metadata),
+                                 CheckOfIdentities(init.agent)));
   std::unique_ptr<Backend> backend(new Backend(init, std::move(config), std::move(secrets),
                                                std::move(key), std::move(endpoint)));
   FERRY_TRY(backend->Start());
@@ -69,7 +70,7 @@ Result<std::unique_ptr<Backend>> Backend::Create(const abi::InitParams& init) {
 Status Backend::Start() {
   FERRY_TRY_ASSIGN(courier_, Courier::Create());
   FERRY_TRY_ASSIGN(inbox_,
-                   Inbox::Create(&endpoint_, &tasks_, fields_.agent,
+                   Inbox::Create(&endpoint_, &tasks_,
                                  {.sender_bytes = config_.peer_memory - config_.notification_bytes,
                                   .total_bytes = config_.peer_memory_total,
                                   .claim = config_.peer_timeout + kClaimGrace}));
@@ -104,7 +105,6 @@ Backend::~Backend() {
       const std::lock_guard lock(mutex_);
       peers.swap(peers_);
     }
-    for (const auto& entry : peers) entry.second->EndWatch();
     if (courier_) courier_->WaitIdle(Deadline::After(kFlushGrace));
     for (const auto& entry : peers) entry.second->Disconnect();
     endpoint_.Close();  // ends what the other threads wait for

@@ -1,6 +1,7 @@
-// Derives the secrets of connections, and signs and verifies hellos.
+// Derives the secrets of connections, and signs and verifies identities.
 #include "bindings/nixl/identity.h"
 
+#include <fmt/core.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -17,7 +18,7 @@ namespace {
 
 // Separates this secret from others that are derived from the same text.
 constexpr std::string_view kSecretPurpose = "tensorferry nixl 1";
-constexpr std::string_view kHelloPurpose = "tensorferry nixl hello 1";
+constexpr std::string_view kIdentityPurpose = "tensorferry nixl identity 1";
 
 // OpenSSL uses unsigned char.
 const unsigned char* ForOpenSsl(std::span<const std::byte> bytes) {
@@ -42,16 +43,30 @@ UniqueHandle<EvpContextTraits> NewContext() {
 
 // The sender's name is preceded by its length, so that no other two names give the same bytes.
 std::vector<std::byte> StatementOf(std::string_view agent, std::string_view receiver,
-                                   const Uuid& session) {
+                                   std::span<const std::byte> transcript) {
   const std::uint64_t length = agent.size();
   std::vector<std::byte> statement;
   for (const std::span<const std::byte> part :
-       {std::as_bytes(std::span(kHelloPurpose)), std::span<const std::byte>(session.bytes),
+       {std::as_bytes(std::span(kIdentityPurpose)), transcript,
         std::as_bytes(std::span(&length, 1)), std::as_bytes(std::span(agent)),
         std::as_bytes(std::span(receiver))}) {
     statement.insert(statement.end(), part.begin(), part.end());
   }
   return statement;
+}
+
+bool IsSigned(const Identity& identity, std::string_view receiver,
+              std::span<const std::byte> transcript) {
+  const std::vector<std::byte> statement = StatementOf(identity.agent, receiver, transcript);
+  const UniqueHandle<EvpKeyTraits> key(::EVP_PKEY_new_raw_public_key(
+      EVP_PKEY_ED25519, nullptr, ForOpenSsl(identity.key), identity.key.size()));
+  const auto context = NewContext();
+  const bool is_signed =
+      key && ::EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, key.get()) == 1 &&
+      ::EVP_DigestVerify(context.get(), ForOpenSsl(identity.signature), identity.signature.size(),
+                         ForOpenSsl(statement), statement.size()) == 1;
+  ::ERR_clear_error();  // of this thread
+  return is_signed;
 }
 
 }  // namespace
@@ -86,31 +101,30 @@ Result<SigningKey> SigningKey::Random() {
   return SigningKey(std::move(key), half);
 }
 
-Hello SigningKey::SayHello(std::string agent, std::string_view receiver,
-                           const Uuid& session) const {
-  const std::vector<std::byte> statement = StatementOf(agent, receiver, session);
-  Hello hello{.key = public_key_, .signature = {}, .agent = std::move(agent)};
-  std::size_t bytes = hello.signature.size();
+Identity SigningKey::Identify(std::string agent, std::string_view receiver,
+                              std::span<const std::byte> transcript) const {
+  const std::vector<std::byte> statement = StatementOf(agent, receiver, transcript);
+  Identity identity{.key = public_key_, .signature = {}, .agent = std::move(agent)};
+  std::size_t bytes = identity.signature.size();
   const auto context = NewContext();
   const bool signs =
       ::EVP_DigestSignInit(context.get(), nullptr, nullptr, nullptr, key_.get()) == 1 &&
-      ::EVP_DigestSign(context.get(), IntoFromOpenSsl(hello.signature), &bytes,
+      ::EVP_DigestSign(context.get(), IntoFromOpenSsl(identity.signature), &bytes,
                        ForOpenSsl(statement), statement.size()) == 1;
   if (!signs) throw std::bad_alloc();  // nothing else can fail
-  return hello;
+  return identity;
 }
 
-bool IsSigned(const Hello& hello, std::string_view receiver, const Uuid& session) {
-  const std::vector<std::byte> statement = StatementOf(hello.agent, receiver, session);
-  const UniqueHandle<EvpKeyTraits> key(::EVP_PKEY_new_raw_public_key(
-      EVP_PKEY_ED25519, nullptr, ForOpenSsl(hello.key), hello.key.size()));
-  const auto context = NewContext();
-  const bool is_signed =
-      key && ::EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, key.get()) == 1 &&
-      ::EVP_DigestVerify(context.get(), ForOpenSsl(hello.signature), hello.signature.size(),
-                         ForOpenSsl(statement), statement.size()) == 1;
-  ::ERR_clear_error();  // of this thread
-  return is_signed;
+transfer::CheckIdentity CheckOfIdentities(std::string receiver) {
+  return [receiver = std::move(receiver)](std::span<const std::byte> bytes,
+                                          std::span<const std::byte> transcript) -> Status {
+    FERRY_TRY_ASSIGN(const Identity identity, Identity::Parse(bytes));
+    if (IsSigned(identity, receiver, transcript)) return Ok();
+    return Error(Code::kRefused,
+                 fmt::format("agent '{}' is not proved to be '{}'; load the metadata of each agent "
+                             "under its own name",
+                             receiver, identity.agent));
+  };
 }
 
 }  // namespace ferry::nixl

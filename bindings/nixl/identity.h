@@ -14,6 +14,7 @@
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/core/unique_handle.h"
+#include "ferry/transfer/options.h"
 
 namespace ferry::nixl {
 
@@ -34,9 +35,10 @@ class SigningKey {
   static Result<SigningKey> Random();
 
   const PublicKey& public_key() const noexcept { return public_key_; }
-  // The hello of this agent to the one that it calls `receiver`, valid on that connection only: it
-  // signs both names and Connection::session().
-  Hello SayHello(std::string agent, std::string_view receiver, const Uuid& session) const;
+  // The identity of this agent for the one that it calls `receiver`, valid in one handshake only:
+  // it signs both names and the transcript.
+  Identity Identify(std::string agent, std::string_view receiver,
+                    std::span<const std::byte> transcript) const;
 
  private:
   SigningKey(UniqueHandle<EvpKeyTraits> key, const PublicKey& public_key)
@@ -46,7 +48,8 @@ class SigningKey {
   PublicKey public_key_;
 };
 
-// Verifies that hello.key signed this hello for `receiver` and this connection.
-bool IsSigned(const Hello& hello, std::string_view receiver, const Uuid& session);
+// The check of the endpoint of agent `receiver`: whether an identity is signed by the key in it,
+// for that agent and this handshake. Whether the name belongs to the key, the inbox decides.
+transfer::CheckIdentity CheckOfIdentities(std::string receiver);
 
 }  // namespace ferry::nixl

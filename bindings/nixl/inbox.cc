@@ -22,8 +22,6 @@ namespace ferry::nixl {
 namespace {
 
 constexpr std::uint64_t kAccept = 1;
-// Until a connection says which agent it is.
-constexpr auto kMaxNameless = std::chrono::seconds(5);
 // Pieces of one sender, or connections, before others have their turn.
 constexpr int kMaxPerTurn = 64;
 // Bytes per notification beyond its own: its entry in the list, which may double while it is
@@ -44,7 +42,7 @@ Deadline Now() { return Deadline::After(Clock::duration::zero()); }
 }  // namespace
 
 Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                             std::string agent, const InboxLimits& limits) {
+                                             const InboxLimits& limits) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
     return Error(Code::kUnavailable,
@@ -54,7 +52,7 @@ Result<std::unique_ptr<Inbox>> Inbox::Create(transfer::Endpoint* endpoint, Tasks
   }
   FERRY_TRY_ASSIGN(UniqueFd wake, MakeEventFd());
   std::unique_ptr<Inbox> inbox(
-      new Inbox(endpoint, tasks, std::move(agent), limits, std::move(epoll), std::move(wake)));
+      new Inbox(endpoint, tasks, limits, std::move(epoll), std::move(wake)));
   FERRY_TRY(inbox->Start());
   return inbox;
 }
@@ -152,31 +150,34 @@ void Inbox::AcceptAll() {
 }
 
 void Inbox::Admit(const transfer::Connection& connection) {
-  Status added = Ok();
-  if (auto readiness = connection.NotificationReadiness()) {
-    // Before epoll knows it, which tells of it again and again until somebody looks.
-    const auto entry = senders_.emplace(next_++, Sender{.connection = connection,
-                                                        .readiness = *std::move(readiness),
-                                                        .agent = {},
-                                                        .key = {},
-                                                        .claim = {},
-                                                        .joiner = {}});
-    const auto fd = entry.first->second.readiness->fd();
-    added = fd ? AddToEpoll(epoll_.get(), *fd, entry.first->first, EPOLLIN) : Status(fd.error());
-    if (added) return;
-    senders_.erase(entry.first);
-  } else {
-    added = readiness.error();
-  }
+  const Status added = TryAdmit(connection);
+  if (added) return;
   const std::string peer = connection.Info().peer;
   LogPeer(LogLevel::kError, peer,
           fmt::format("the connection of {} was refused: {}", peer, added.error().ToString()));
   CloseInBackground(connection);
 }
 
+Status Inbox::TryAdmit(const transfer::Connection& connection) {
+  FERRY_TRY_ASSIGN(Identity identity, Identity::Parse(connection.identity()));
+  FERRY_TRY_ASSIGN(transfer::Readiness readiness, connection.NotificationReadiness());
+  FERRY_TRY_ASSIGN(const int fd, readiness.fd());
+  // Before epoll knows it, which tells of it again and again until somebody looks.
+  const auto entry = senders_.emplace(next_++, Sender{.connection = connection,
+                                                      .readiness = std::move(readiness),
+                                                      .agent = std::move(identity.agent),
+                                                      .key = identity.key,
+                                                      .joiner = {}});
+  TakeName(&entry.first->second);
+  const std::uint32_t events = entry.first->second.named ? std::uint32_t{EPOLLIN} : 0;
+  Status added = AddToEpoll(epoll_.get(), fd, entry.first->first, events);
+  if (!added) senders_.erase(entry.first);
+  return added;
+}
+
 void Inbox::Drain(std::uint64_t id) {
   const auto found = senders_.find(id);
-  if (found == senders_.end() || found->second.claim) return;
+  if (found == senders_.end()) return;
   Sender& sender = found->second;
   Next next = Next::kGoOn;
   for (int left = kMaxPerTurn; next == Next::kGoOn && left > 0; --left) {
@@ -189,12 +190,10 @@ void Inbox::Drain(std::uint64_t id) {
 }
 
 Inbox::Next Inbox::RoomFor(Sender* sender) {
-  // Connections that have not said hello take no share.
-  if (!sender->agent) return Next::kGoOn;
   std::uint64_t agents = 0;
   std::uint64_t unfinished = 0;
   for (const auto& [id, other] : senders_) {
-    if (other.agent) ++agents;
+    if (other.named) ++agents;
     unfinished += other.joiner.size();
   }
   const std::uint64_t part = limits_.total_bytes / kParts;
@@ -244,7 +243,7 @@ void Inbox::Watch(std::uint64_t id, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
-  if (const auto fd = found->second.readiness->fd()) {
+  if (const auto fd = found->second.readiness.fd()) {
     (void)epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, *fd, &event);
   }
 }
@@ -269,16 +268,15 @@ Inbox::Next Inbox::TakeOne(Sender* sender) {
     sender->joiner = Joiner();  // so that there is memory to go on
     taken = Error(Code::kUnavailable, "there is no memory for its notification");
   }
-  if (taken) return sender->claim ? Next::kWait : Next::kGoOn;
+  if (taken) return Next::kGoOn;
   Close(*sender, taken.error());
   return Next::kForget;
 }
 
 void Inbox::Close(const Sender& sender, const Error& reason) {
   const std::string peer = sender.connection.Info().peer;
-  std::string text =
-      fmt::format("the connection of {} was closed: {}",
-                  sender.agent ? fmt::format("agent '{}'", *sender.agent) : peer, reason.message());
+  std::string text = fmt::format("the connection of agent '{}' at {} was closed: {}", sender.agent,
+                                 peer, reason.message());
   if (reason.code() == Code::kRefused) {
     text += fmt::format("; {} were closed for their names so far",
                         refused_.fetch_add(1, std::memory_order_relaxed) + 1);
@@ -309,29 +307,27 @@ bool Inbox::IsBoundToOther(const std::string& agent, const PublicKey& key) {
   return bound != names_.end() && bound->second != key;
 }
 
-Status Inbox::CheckName(const Hello& claim) {
-  if (IsBoundToOther(claim.agent, claim.key)) {
+Status Inbox::CheckName(const Sender& sender) {
+  if (IsBoundToOther(sender.agent, sender.key)) {
     return Error(Code::kRefused,
                  fmt::format("it is not the agent '{}' whose metadata is loaded here; if that was "
                              "restarted, load its new metadata, or remove the old",
-                             claim.agent));
+                             sender.agent));
   }
   const bool is_taken = std::any_of(senders_.begin(), senders_.end(), [&](const auto& entry) {
     const Sender& other = entry.second;
-    return other.agent == claim.agent && other.key != claim.key && !other.connection.lost();
+    return other.named && other.agent == sender.agent && other.key != sender.key &&
+           !other.connection.lost();
   });
   if (!is_taken) return Ok();
   return Error(Code::kRefused,
                fmt::format("another agent with the name '{}' is connected; give each its own name",
-                           claim.agent));
+                           sender.agent));
 }
 
 void Inbox::TakeName(Sender* sender) {
-  if (!CheckName(*sender->claim)) return;
-  sender->key = sender->claim->key;
-  sender->agent = std::move(sender->claim->agent);
-  sender->claim.reset();
-  Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", *sender->agent));
+  sender->named = CheckName(*sender).has_value();
+  if (sender->named) Log(LogLevel::kDebug, fmt::format("agent '{}' has connected", sender->agent));
 }
 
 void Inbox::CheckNames() {
@@ -343,7 +339,7 @@ void Inbox::CheckNames() {
   next_check_ = now + kBetweenChecks;
   for (auto entry = senders_.begin(); entry != senders_.end();) {
     const Sender& sender = entry->second;
-    if (!sender.agent || !IsBoundToOther(*sender.agent, sender.key)) {
+    if (!sender.named || !IsBoundToOther(sender.agent, sender.key)) {
       ++entry;
       continue;
     }
@@ -351,27 +347,15 @@ void Inbox::CheckNames() {
     entry = senders_.erase(entry);
   }
   for (auto& [id, sender] : senders_) {
-    if (!sender.claim) continue;
+    if (sender.named) continue;
     TakeName(&sender);
-    if (sender.agent) Watch(id, EPOLLIN);
+    if (sender.named) Watch(id, EPOLLIN);
   }
 }
 
 // ---- frames -------------------------------------------------------------------------------------
 
-Status Inbox::OnHello(Sender* sender, const std::vector<std::byte>& frame) {
-  FERRY_TRY_ASSIGN(Hello hello, ParseHello(frame));
-  if (!IsSigned(hello, agent_, sender->connection.session())) {
-    return Error(Code::kRefused,
-                 fmt::format("it did not prove that it is agent '{}'", hello.agent));
-  }
-  sender->claim = std::move(hello);
-  TakeName(sender);
-  return Ok();
-}
-
 Status Inbox::OnFrame(Sender* sender, const std::vector<std::byte>& frame) {
-  if (!sender->agent) return OnHello(sender, frame);
   FERRY_TRY_ASSIGN(const Piece piece, ParsePiece(frame));
   const PieceHeader& header = piece.header;
   // One before it was refused, because our queue was full: both come again.
@@ -386,17 +370,17 @@ Status Inbox::OnFrame(Sender* sender, const std::vector<std::byte>& frame) {
   if (sender->joiner.size() == 0) sender->begun = sender->since;
   FERRY_TRY_ASSIGN(std::optional<std::string> message, sender->joiner.Add(piece));
   if (message) Deliver(sender, *std::move(message));
-  if (header.asks != 0) (void)sender->connection.Send(AnswerTag(header.sequence), {});
+  if (header.asks != 0) (void)sender->connection.Send(header.sequence, {});
   return Ok();
 }
 
 void Inbox::Deliver(Sender* sender, std::string message) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(sender->takes, takes_) != takes_) sender->arrived = 0;
-  const std::uint64_t bytes = message.size() + sender->agent->size() + kEntryCost;
+  const std::uint64_t bytes = message.size() + sender->agent.size() + kEntryCost;
   sender->arrived += bytes;
   arrived_bytes_ += bytes;
-  arrived_.emplace_back(*sender->agent, std::move(message));
+  arrived_.emplace_back(sender->agent, std::move(message));
 }
 
 bool Inbox::CloseSilent() {
@@ -405,8 +389,8 @@ bool Inbox::CloseSilent() {
   bool any = false;
   for (auto entry = senders_.begin(); entry != senders_.end();) {
     const Sender& sender = entry->second;
-    const bool is_awaited = !sender.agent || (sender.joiner.size() != 0 && !sender.paused);
-    if (is_awaited && CloseIfLate(entry->first, &entry->second)) {
+    const bool is_awaited = !sender.named || (sender.joiner.size() != 0 && !sender.paused);
+    if (is_awaited && CloseIfLate(&entry->second)) {
       entry = senders_.erase(entry);
     } else {
       any = any || is_awaited;
@@ -416,26 +400,21 @@ bool Inbox::CloseSilent() {
   return any;
 }
 
-bool Inbox::CloseIfLate(std::uint64_t id, Sender* sender) {
-  const bool is_named = sender->agent.has_value();
-  const Clock::duration limit = is_named        ? limits_.silence
-                                : sender->claim ? limits_.claim
-                                                : kMaxNameless;
+bool Inbox::CloseIfLate(Sender* sender) {
+  const Clock::duration limit = sender->named ? limits_.silence : limits_.claim;
   if (Clock::now() - sender->since < limit) return false;
-  if (sender->claim) {
-    const Status named = CheckName(*sender->claim);
-    if (named) return false;  // CheckNames() lets it go on
-    Close(*sender, named.error());
-    return true;
+  if (!sender->named) {
+    const Status named = CheckName(*sender);
+    if (!named) Close(*sender, named.error());
+    return !named;  // CheckNames() lets others go on
   }
   const Next next = TakeOne(sender);  // this thread may have been late
-  if (next == Next::kWait) Watch(id, 0);
   if (next == Next::kEmpty) {
     const std::string peer = sender->connection.Info().peer;
     LogPeer(LogLevel::kWarning, peer,
-            fmt::format("the connection of {} was closed: it did not {} within {:.1f} s", peer,
-                        is_named ? "go on with a notification" : "say which agent it is",
-                        Seconds(limit)));
+            fmt::format("the connection of {} was closed: it did not go on with a notification "
+                        "within {:.1f} s",
+                        peer, Seconds(limit)));
     CloseInBackground(sender->connection);
   }
   return next == Next::kEmpty || next == Next::kForget;

@@ -36,18 +36,19 @@ struct InboxLimits {
 // A sender may exceed its share by one long notification if the inbox holds nothing else from it.
 // If unfinished notifications need too much memory, the sender that began first is closed, so that
 // nobody waits for a slow one. A sender that stops in the middle of a notification is closed after
-// InboxLimits::silence, and a connection that sends no hello after 5 s.
+// InboxLimits::silence.
 //
-// A name is proved by the key of the metadata that is loaded of that agent. One that is not loaded
-// belongs to the key that was the first to claim it, until the connections of that have ended. Who
-// claims a name that is another's waits for InboxLimits::claim, since its metadata may be on its
-// way here, and the other may be gone without a word.
+// Each connection names an agent and the key by which that has signed for it (identity.h). A name
+// is proved by the key of the metadata that is loaded of that agent. One that is not loaded belongs
+// to the key that was the first to claim it, until the connections of that have ended. Who claims a
+// name that is another's waits for InboxLimits::claim, since its metadata may be on its way here,
+// and the other may be gone without a word.
 class Inbox {
  public:
-  // The endpoint and the tasks outlive it. `agent`: its name. Errors: kUnavailable (descriptors,
-  // threads).
+  // The endpoint, which has CheckOfIdentities(), and the tasks outlive it. Errors: kUnavailable
+  // (descriptors, threads).
   static Result<std::unique_ptr<Inbox>> Create(transfer::Endpoint* endpoint, Tasks* tasks,
-                                               std::string agent, const InboxLimits& limits = {});
+                                               const InboxLimits& limits = {});
   ~Inbox();
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
@@ -58,16 +59,16 @@ class Inbox {
   // others that use it are closed soon. Any thread; neither blocks.
   void BindName(const std::string& agent, const PublicKey& key);
   void UnbindName(const std::string& agent);
-  // The connections that were closed because they did not prove their name. Any thread.
+  // The connections that were closed because their name is another's. Any thread.
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
  private:
   struct Sender {
     transfer::Connection connection;
-    std::optional<transfer::Readiness> readiness;
-    std::optional<std::string> agent;        // once it has proved its name
-    PublicKey key{};                         // by which it has
-    std::optional<Hello> claim;              // to a name that is another's so far
+    transfer::Readiness readiness;
+    std::string agent;                       // the name that it claims
+    PublicKey key{};                         // by which it has signed for that
+    bool named = false;                      // the name is not another's
     Clock::time_point since = Clock::now();  // accepted, or sent the last piece
     Joiner joiner;
     Clock::time_point begun{};  // the notification that the joiner has a part of
@@ -78,11 +79,10 @@ class Inbox {
   using Senders = std::map<std::uint64_t, Sender>;
   enum class Next { kGoOn, kEmpty, kWait, kForget };
 
-  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, std::string agent, const InboxLimits& limits,
-        UniqueFd epoll, UniqueFd wake)
+  Inbox(transfer::Endpoint* endpoint, Tasks* tasks, const InboxLimits& limits, UniqueFd epoll,
+        UniqueFd wake)
       : endpoint_(endpoint),
         tasks_(tasks),
-        agent_(std::move(agent)),
         limits_(limits),
         epoll_(std::move(epoll)),
         wake_(std::move(wake)) {}
@@ -93,6 +93,7 @@ class Inbox {
   bool Turn();
   void AcceptAll();
   void Admit(const transfer::Connection& connection);
+  Status TryAdmit(const transfer::Connection& connection);
   // Takes one turn's share of what is there of one sender; forgets the sender if that is over.
   void Drain(std::uint64_t id);
   // Whether there is room for a piece of this sender: kGoOn, kWait, or kForget where it was closed.
@@ -104,10 +105,9 @@ class Inbox {
   void ResumePaused();
   Next TakeOne(Sender* sender);
   Status OnFrame(Sender* sender, const std::vector<std::byte>& frame);
-  Status OnHello(Sender* sender, const std::vector<std::byte>& frame);
   // Errors: kRefused where the name is another key's.
-  Status CheckName(const Hello& claim);
-  // Gives the sender the name that it claims, unless that is another's.
+  Status CheckName(const Sender& sender);
+  // Lets the sender be heard, unless its name is another's.
   void TakeName(Sender* sender);
   // Whether the name is bound to another key.
   bool IsBoundToOther(const std::string& agent, const PublicKey& key);
@@ -120,12 +120,11 @@ class Inbox {
   // that may become late.
   bool CloseSilent();
   // Returns whether the connection has ended, by this call or before.
-  bool CloseIfLate(std::uint64_t id, Sender* sender);
+  bool CloseIfLate(Sender* sender);
   void CloseInBackground(transfer::Connection connection);
 
   transfer::Endpoint* const endpoint_;
   Tasks* const tasks_;
-  const std::string agent_;
   const InboxLimits limits_;
   const UniqueFd epoll_;
   const UniqueFd wake_;  // an eventfd

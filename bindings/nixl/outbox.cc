@@ -166,7 +166,7 @@ Status Outbox::PostPieceLocked() {
   // Before the piece: an answer that came first would be kept as a message that nobody receives.
   std::optional<transfer::Operation> answer;
   if (asks) {
-    FERRY_TRY_ASSIGN(answer, connection_->Recv(AnswerTag(next_.sequence), ~std::uint64_t{0}, {}));
+    FERRY_TRY_ASSIGN(answer, connection_->Recv(next_.sequence, ~std::uint64_t{0}, {}));
   }
   auto operation = connection_->Notify(PieceFrame({.sequence = next_.sequence,
                                                    .offset = next_.offset,

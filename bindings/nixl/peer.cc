@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "bindings/nixl/log.h"
@@ -13,21 +14,6 @@ namespace {
 
 // Shorter transfers measure the latency.
 constexpr std::uint64_t kMinMeasuredBytes = 1 << 20;
-// Within this a peer closes a connection whose hello frame it refuses.
-constexpr auto kWatch = std::chrono::seconds(1);
-
-// Waits for the end of a receive of nothing, which only the end of the connection ends early.
-class LossWatch final : public Job {
- public:
-  explicit LossWatch(std::shared_ptr<Peer> peer) : peer_(std::move(peer)) {}
-
-  void Start(const transfer::Connection& /*connection*/) override {}
-  void Fail(const Error& /*error*/) override {}
-  void Advance() override { peer_->TellEarlyLoss(); }
-
- private:
-  const std::shared_ptr<Peer> peer_;  // shared with the table of peers
-};
 
 }  // namespace
 
@@ -69,10 +55,7 @@ Status Peer::Submit(const std::shared_ptr<Job>& job) {
         }
         waiting_.push_back(job);
         return Ok();
-      case State::kUp:
-        connection = connection_;
-        used_ = true;
-        break;
+      case State::kUp: connection = connection_; break;
     }
   }
   // Without the mutex: a job may end here, and calls the peer back.
@@ -136,35 +119,20 @@ void Peer::Connect() {
 }
 
 Result<transfer::Connection> Peer::TryConnect() {
-  const Deadline deadline = Deadline::After(context_->dial_timeout);
-  FERRY_TRY_ASSIGN(transfer::Connection connection,
-                   context_->endpoint->Connect(info_.address, deadline,
-                                               ConnectionSecret(context_->secret, info_.secret)));
-  const auto hello =
-      HelloFrame(context_->key->SayHello(context_->agent, name_, connection.session()));
-  Status told = Ok();
-  if (auto operation = connection.Notify(hello)) {
-    told = operation->Wait(deadline);
-  } else {
-    told = operation.error();
-  }
-  if (told) return connection;
-  // Closing may wait for the peer, and jobs wait for the error.
-  CloseInBackground(std::move(connection));
-  return told.error();
+  return context_->endpoint->Connect(
+      info_.address, Deadline::After(context_->dial_timeout),
+      ConnectionSecret(context_->secret, info_.secret),
+      [this](std::span<const std::byte> transcript) {
+        return context_->key->Identify(context_->agent, name_, transcript).Serialize();
+      });
 }
 
 void Peer::OnUp(transfer::Connection connection) {
-  if (!StartWaiting(connection)) return connection.Close();
-  Watch(&connection);
-}
-
-bool Peer::StartWaiting(const transfer::Connection& connection) {
   while (true) {
     std::shared_ptr<Job> job;  // shared with its poster
     {
       const std::lock_guard lock(mutex_);
-      if (state_ == State::kDisconnected) return false;
+      if (state_ == State::kDisconnected) break;
       // Up only when nobody waits: until then Submit() adds to the queue, so that jobs start in the
       // order in which they came.
       if (waiting_.empty()) {
@@ -172,48 +140,14 @@ bool Peer::StartWaiting(const transfer::Connection& connection) {
         connecting_ = false;
         connection_ = connection;
         loss_logged_ = false;
-        return true;
+        return;
       }
-      used_ = true;
       job = std::move(waiting_.front());
       waiting_.pop_front();
     }
     job->Start(connection);
   }
-}
-
-// A peer takes the hello frame and whatever follows it into its queue before it looks at them, so
-// all of that ends well, also where it then refuses the frame and closes the connection.
-void Peer::Watch(transfer::Connection* connection) {
-  auto receive = connection->Recv(0, ~std::uint64_t{0}, {}, {.deadline = Deadline::After(kWatch)});
-  if (!receive) return TellEarlyLoss();
-  {
-    const std::lock_guard lock(mutex_);
-    watch_ = *receive;
-  }
-  context_->courier->Watch(std::make_shared<LossWatch>(shared_from_this()), *std::move(receive));
-}
-
-void Peer::EndWatch() {
-  const std::lock_guard lock(mutex_);
-  if (watch_) watch_->Cancel();
-}
-
-void Peer::TellEarlyLoss() {
-  bool used = false;
-  {
-    const std::lock_guard lock(mutex_);
-    watch_.reset();  // has ended, and holds a descriptor
-    FindLossLocked();
-    if (state_ != State::kLost) return;
-    used = used_;
-  }
-  if (!FirstLoss()) return;
-  Log(used ? LogLevel::kWarning : LogLevel::kInfo,
-      fmt::format(
-          "the connection to agent '{}' was lost as soon as it was made; if that agent still "
-          "runs, it does not accept this agent, and notifications to it are lost",
-          name_));
+  connection.Close();
 }
 
 void Peer::OnFailure(const Error& error) {

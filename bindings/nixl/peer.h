@@ -30,7 +30,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
     std::string agent;  // our own name
     SecretText secret;  // that the settings give to all agents; may be empty
     const SigningKey* key = nullptr;
-    microseconds dial_timeout{0};  // for the connection and the hello frame together
+    microseconds dial_timeout{0};
   };
 
   Peer(std::string name, ConnectionInfo info, const Context* context)
@@ -56,10 +56,6 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool lost();
   // Fails jobs that wait, and closes the connection on another thread.
   void Disconnect();
-  // Ends the watch on a new connection, for which Courier::WaitIdle() would wait.
-  void EndWatch();
-  // Logs the loss of a connection that was made a moment ago, if it is lost.
-  void TellEarlyLoss();
 
   // Shared with the courier.
   const std::shared_ptr<Outbox>& outbox() const noexcept { return outbox_; }
@@ -79,10 +75,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   // On a thread of the tasks.
   void Connect();
   Result<transfer::Connection> TryConnect();
+  // Starts the jobs that wait; closes the connection if the peer was disconnected meanwhile.
   void OnUp(transfer::Connection connection);
-  // Whether the connection is up, and not disconnected meanwhile.
-  bool StartWaiting(const transfer::Connection& connection);
-  void Watch(transfer::Connection* connection);
   void OnFailure(const Error& error);
   void CloseInBackground(transfer::Connection connection);
 
@@ -97,8 +91,6 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool urgent_ = false;         // under mutex_: somebody waits for the dial
   bool connecting_ = false;     // under mutex_: a thread dials, or starts what waits
   std::optional<transfer::Connection> connection_;  // under mutex_
-  bool used_ = false;                               // under mutex_: jobs have started
-  std::optional<transfer::Operation> watch_;        // under mutex_; ends with the connection
   std::deque<std::shared_ptr<Job>> waiting_;        // under mutex_; shared with their posters
 };
 

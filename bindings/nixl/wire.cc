@@ -10,7 +10,7 @@
 namespace ferry::nixl {
 namespace {
 
-enum class Kind : std::uint16_t { kConnection = 1, kMemory = 2, kHello = 3, kPiece = 4 };
+enum class Kind : std::uint16_t { kConnection = 1, kMemory = 2, kIdentity = 3, kPiece = 4 };
 
 constexpr std::uint32_t kMagic = 0x4e595246;  // "FRYN"
 
@@ -20,6 +20,8 @@ struct Prefix {
   Kind kind{};
 };
 static_assert(sizeof(Prefix) == 8);
+static_assert(sizeof(Prefix) + sizeof(PublicKey) + sizeof(Signature) + kMaxNameBytes <=
+              transfer::kMaxIdentityBytes);
 static_assert(sizeof(Prefix) + sizeof(PieceHeader) == kPieceHeaderBytes);
 
 template <class Bytes>
@@ -129,24 +131,24 @@ Result<MemoryInfo> MemoryInfo::Parse(std::string_view bytes) {
   return MemoryInfo{*std::move(region)};
 }
 
-std::vector<std::byte> HelloFrame(const Hello& hello) {
-  Writer<std::vector<std::byte>> writer(Kind::kHello);
-  writer.Put(hello.key);
-  writer.Put(hello.signature);
-  writer.Append(hello.agent.data(), hello.agent.size());
+std::vector<std::byte> Identity::Serialize() const {
+  Writer<std::vector<std::byte>> writer(Kind::kIdentity);
+  writer.Put(key);
+  writer.Put(signature);
+  writer.Append(agent.data(), agent.size());
   return writer.Take();
 }
 
-Result<Hello> ParseHello(std::span<const std::byte> frame) {
-  Reader reader(Text(frame));
-  FERRY_TRY(reader.Begin(Kind::kHello, "first frame of a connection"));
-  Hello hello;
-  if (!reader.Get(&hello.key) || !reader.Get(&hello.signature) ||
+Result<Identity> Identity::Parse(std::span<const std::byte> bytes) {
+  Reader reader(Text(bytes));
+  FERRY_TRY(reader.Begin(Kind::kIdentity, "identity of the peer"));
+  Identity identity;
+  if (!reader.Get(&identity.key) || !reader.Get(&identity.signature) ||
       reader.rest().size() > kMaxNameBytes) {
-    return Error(Code::kCorrupt, "the first frame of a connection is malformed");
+    return Error(Code::kCorrupt, "the identity of the peer is malformed");
   }
-  hello.agent = reader.rest();
-  return hello;
+  identity.agent = reader.rest();
+  return identity;
 }
 
 std::vector<std::byte> PieceFrame(const PieceHeader& header, std::string_view piece) {

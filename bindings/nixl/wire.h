@@ -1,4 +1,5 @@
-// The bytes that agents of ours exchange: metadata by NIXL's ways, frames in notifications.
+// The bytes that agents of ours exchange: metadata by NIXL's ways, identities in handshakes, and
+// frames in notifications.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -16,10 +17,10 @@
 
 namespace ferry::nixl {
 
-inline constexpr std::uint16_t kWireVersion = 3;
+inline constexpr std::uint16_t kWireVersion = 4;
 // The largest notification of a connection.
 inline constexpr std::size_t kMaxFrameBytes = 64 << 10;
-inline constexpr std::size_t kMaxNameBytes = 4096;
+inline constexpr std::size_t kMaxNameBytes = 512;
 inline constexpr std::uint64_t kMaxMessageBytes = 16 << 20;
 
 // They are those of Ed25519 (RFC 8032).
@@ -46,14 +47,17 @@ struct MemoryInfo {
   static Result<MemoryInfo> Parse(std::string_view bytes);
 };
 
-// The first notification of every connection: who speaks (identity.h has what is signed).
-struct Hello {
+// How an agent identifies itself in the handshake of a connection that it dials (identity.h has
+// what is signed).
+struct Identity {
   PublicKey key{};
   Signature signature{};
   std::string agent;
+
+  std::vector<std::byte> Serialize() const;
+  // Errors: kCorrupt for bytes of another origin or version, or a name that is too long.
+  static Result<Identity> Parse(std::span<const std::byte> bytes);
 };
-std::vector<std::byte> HelloFrame(const Hello& hello);
-Result<Hello> ParseHello(std::span<const std::byte> frame);
 
 // A piece of a message: [offset, offset + its bytes) of `total`. Pieces follow each other; one
 // whose sequence number is not the next is dropped, and comes again.
@@ -61,12 +65,11 @@ struct PieceHeader {
   std::uint64_t sequence = 0;  // counts the pieces of a connection
   std::uint64_t offset = 0;
   std::uint64_t total = 0;
-  // 1: the receiver answers by an empty message when it has taken the piece.
+  // 1: when the receiver has taken the piece, it answers by an empty message, whose tag is the
+  // sequence number.
   std::uint64_t asks = 0;
 };
 inline constexpr std::size_t kPieceHeaderBytes = 40;
-// The tag of that answer; never 0, on which Peer listens.
-constexpr std::uint64_t AnswerTag(std::uint64_t sequence) { return sequence + 1; }
 inline constexpr std::size_t kMaxPieceBytes = kMaxFrameBytes - kPieceHeaderBytes;
 
 std::vector<std::byte> PieceFrame(const PieceHeader& header, std::string_view piece);

@@ -11,6 +11,9 @@
 
 namespace ferry::session {
 
+static_assert(sizeof(wire::Header) + sizeof(wire::ProofBody) + wire::kMaxIdentityBytes <=
+              net::kMaxPendingPeerMeta);
+
 Handshake::Handshake(std::unique_ptr<net::Lane> lane, Terms terms,
                      std::shared_ptr<HandshakeUser> user)
     : terms_(std::move(terms)),
@@ -18,6 +21,7 @@ Handshake::Handshake(std::unique_ptr<net::Lane> lane, Terms terms,
       info_(lane_->Info()),
       user_(std::move(user)),
       state_(terms_.side == Side::kDials ? State::kDialed : State::kSilent) {
+  exchange_.role = terms_.role;
   if (terms_.peer_name.empty()) terms_.peer_name = info_.remote;
   // Anybody who reaches the port can send: little memory is allocated for it.
   if (terms_.side == Side::kAccepts) lane_->SetMaxMeta(net::kMaxPendingPeerMeta);
@@ -180,6 +184,7 @@ Status Handshake::ReceiveOpening(wire::Type type, wire::MetaReader* body) {
   }
   secret_ = std::move(demand.secret);
   wrong_proof_ = demand.wrong_proof;
+  takes_identity_ = demand.takes_identity;
   FillRandom(exchange_.server);
   if (!Move(Event::kUnprovedHello)) return Unexpected(type);
   user_->OnChallenged(this, demand);
@@ -199,10 +204,20 @@ Status Handshake::ReceiveChallenge(wire::MetaReader* body) {
   exchange_.server = challenge.nonce;
   FillRandom(exchange_.client);
   exchange_.binding = info_.channel_binding;
-  const wire::ProofBody proof{.nonce = exchange_.client,
-                              .binding = exchange_.binding,
-                              .mac = exchange_.ClientProof(*secret_)};
-  Send(wire::Type::kProof, wire::BytesOf(proof));
+  if (terms_.identify) {
+    exchange_.identity = terms_.identify(exchange_.Transcript(*secret_));
+    if (exchange_.identity.size() > wire::kMaxIdentityBytes) {
+      return Error(Code::kInvalidArgument,
+                   fmt::format("the identity of this side has {} bytes; make it {} at most",
+                               exchange_.identity.size(), wire::kMaxIdentityBytes));
+    }
+  }
+  std::vector<std::byte> proof;
+  wire::Append(&proof, wire::ProofBody{.nonce = exchange_.client,
+                                       .binding = exchange_.binding,
+                                       .mac = exchange_.ClientProof(*secret_)});
+  proof.insert(proof.end(), exchange_.identity.begin(), exchange_.identity.end());
+  Send(wire::Type::kProof, proof);
   return Ok();
 }
 
@@ -213,6 +228,14 @@ Status Handshake::ReceiveProof(wire::MetaReader* body) {
   }
   exchange_.client = proof.nonce;
   exchange_.binding = proof.binding;
+  const std::size_t bytes = body->rest().size();
+  if (const std::size_t most = takes_identity_ ? wire::kMaxIdentityBytes : 0; bytes > most) {
+    return Error(Code::kRefused,
+                 fmt::format("the identity has {} bytes, and this side takes {}; use the same "
+                             "program on both sides",
+                             bytes, most));
+  }
+  exchange_.identity.assign(body->rest().begin(), body->rest().end());
   if (!EqualInConstantTime(exchange_.ClientProof(*secret_), proof.mac)) {
     return Error(Code::kRefused, wrong_proof_);
   }

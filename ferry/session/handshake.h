@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +26,7 @@ class Handshake;
 struct Demand {
   std::optional<Secret> secret;             // the peer must prove it; nullopt: no proof
   std::optional<net::ProcessHint> process;  // the process that the peer claims to be
+  bool takes_identity = false;              // the peer may add one to its proof
   // The error that a peer with a wrong proof receives.
   const char* wrong_proof =
       "the two sides have different secrets, or somebody between them changes the frames; set "
@@ -70,7 +72,9 @@ class Handshake final : private net::LaneHandler {
     Deadline deadline = Deadline::Never();
     std::string peer_name = {};                   // for errors; empty: the lane's remote address
     std::optional<Secret> secret = std::nullopt;  // of the dialing side, if it has one
-    std::uint64_t number = 0;                     // for its owner
+    // Dialing side: what its proof carries, given Exchange::Transcript(); null: nothing.
+    std::function<std::vector<std::byte>(const Mac& transcript)> identify = nullptr;
+    std::uint64_t number = 0;  // for its owner
   };
 
   // `user`: called until the lane has ended or was released.
@@ -103,6 +107,10 @@ class Handshake final : private net::LaneHandler {
   Error Late() const;
   // The body of the dialing side's first frame.
   std::span<const std::byte> opening() const noexcept { return exchange_.opening; }
+  // Accepting side: what the peer says of itself, and what that has to be signed over. Where the
+  // peer has proved a secret.
+  std::span<const std::byte> identity() const noexcept { return exchange_.identity; }
+  Mac Transcript() const { return exchange_.Transcript(*secret_); }
   // Whether a secret is proved on this lane, or is being proved.
   bool has_secret() const noexcept { return secret_.has_value(); }
   // Whether the peer has refused this side.
@@ -156,6 +164,7 @@ class Handshake final : private net::LaneHandler {
   Exchange exchange_;
   std::optional<Secret> secret_;  // proved by both sides; set once challenged
   const char* wrong_proof_ = "";
+  bool takes_identity_ = false;
   std::deque<net::OutFrame> frames_;
   std::size_t sent_ = 0;  // frames of frames_ that are sent
   EventLoop::TimerId timer_ = 0;

@@ -46,7 +46,7 @@ constexpr Edge kEdges[] = {
     {S::kAdmitted, E::kHandOver, S::kOpen, A::kNothing, "all frames have left"},
     {S::kSilent, E::kDecline, S::kRefused, A::kWaitForSent, "another version, role or secret"},
     {S::kChallenged, E::kDecline, S::kRefused, A::kWaitForSent, "a wrong proof"},
-    {S::kProved, E::kDecline, S::kRefused, A::kWaitForSent, "the user has no place for the lane"},
+    {S::kProved, E::kDecline, S::kRefused, A::kWaitForSent, "a wrong identity, or no place"},
     {S::kAdmitted, E::kDecline, S::kRefused, A::kWaitForSent, "what the peer adds does not fit"},
     {S::kSettling, E::kDecline, S::kRefused, A::kWaitForSent, "a later lane has taken the place"},
     // Both sides.

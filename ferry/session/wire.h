@@ -24,7 +24,8 @@ enum class Type : std::uint8_t {
   kJoined = 4,     // answer to kJoin
   kRefuse = 5,     // accepting side, closes the lane: RefuseBody, text
   kChallenge = 6,  // answer to kHello, kJoin and kRejoin where the peer owes a proof: ChallengeBody
-  kProof = 7,      // answer to kChallenge: ProofBody; answers then end with the other side's proof
+  kProof = 7,      // answer to kChallenge: ProofBody, identity; answers then end with the other
+                   // side's proof
   kRejoin = 8,     // dialing side: begins a lane that replaces a lost one
   kRejoined = 9,   // answer to kRejoin
   kResume = 10,    // dialing side, after kRejoined: its progress on the lost lane
@@ -61,6 +62,9 @@ struct ProofBody {
   std::array<std::byte, 32> mac{};
 };
 static_assert(sizeof(ChallengeBody) == 32 && sizeof(ProofBody) == 96);
+
+// Limit of what the dialing side's program says of itself, which a ProofBody is followed by.
+inline constexpr std::size_t kMaxIdentityBytes = 768;
 
 struct RefuseBody {
   // Zero in a kRefuse; frames of endpoints use both numbers.

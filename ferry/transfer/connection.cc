@@ -126,18 +126,7 @@ Connection::Connection(std::shared_ptr<ConnectionCore> core, std::shared_ptr<End
 
 bool Connection::lost() const noexcept { return core_.forked() || core_->lost(); }
 const Uuid& Connection::peer() const noexcept { return core_->peer().endpoint; }
-
-// It is derived from the token, which itself must stay secret: that lets lanes join the connection.
-Uuid Connection::session() const {
-  Uuid session;
-  if (core_.forked()) return session;
-  const Uuid& token = core_->peer().token;
-  // A secret is text, of any bytes.
-  const std::string_view key(reinterpret_cast<const char*>(token.bytes.data()), token.bytes.size());
-  const Mac mac = Secret(key).Sign("session", {});
-  std::copy_n(mac.begin(), session.bytes.size(), session.bytes.begin());
-  return session;
-}
+std::span<const std::byte> Connection::identity() const noexcept { return core_->peer().identity; }
 
 Result<RemoteRegion> Connection::Import(std::span<const std::byte> key) const {
   if (core_.forked()) return MadeBeforeFork("connection");

@@ -163,10 +163,9 @@ class Connection {
   ConnectionInfo Info() const;
   // Endpoint id of the peer, as it gave it in the handshake.
   const Uuid& peer() const noexcept;
-  // Names this connection: the same at both ends, and at no other connection of endpoints that are
-  // as they should be; a peer that was dialed can choose it. For programs that sign what they say,
-  // together with whom they say it to. Not secret. All zero in a forked child.
-  Uuid session() const;
+  // How the peer has identified itself, which the endpoint's check has accepted; a view that lives
+  // as long as this handle. Empty where this side has dialed.
+  std::span<const std::byte> identity() const noexcept;
   // Counters of this connection so far (counters.h); valid after it has ended, too.
   ConnectionCounters Counters() const;
   // The latest events of this connection, oldest first: lanes lost, suspected and replaced, link

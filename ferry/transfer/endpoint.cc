@@ -15,19 +15,20 @@
 
 namespace ferry::transfer {
 
-Result<Endpoint> Endpoint::Create(const Config& config, const SecretText& secret) {
-  return Create(config, std::unique_ptr<net::Provider>(), secret);
+Result<Endpoint> Endpoint::Create(const Config& config, const SecretText& secret,
+                                  CheckIdentity check) {
+  return Create(config, std::unique_ptr<net::Provider>(), secret, std::move(check));
 }
 
 Result<Endpoint> Endpoint::Create(const Config& config, std::unique_ptr<net::Provider> provider,
-                                  const SecretText& secret) {
+                                  const SecretText& secret, CheckIdentity check) {
   WarnOfUnknownVariables();
   FERRY_TRY(config.Validate());
   if (!provider) {
     FERRY_TRY_ASSIGN(provider, net::ChooseProvider(config));
   }
   const Config fitted = FittedTo(provider->capabilities(), config);
-  auto core = std::make_shared<EndpointCore>(fitted, std::move(provider));
+  auto core = std::make_shared<EndpointCore>(fitted, std::move(provider), std::move(check));
   FERRY_TRY(core->Start(secret));
   return Endpoint(std::move(core));
 }
@@ -62,17 +63,22 @@ Result<Region> Endpoint::Register(std::span<std::byte> memory, Rights rights,
 }
 
 Result<Connection> Endpoint::Connect(const EndpointAddress& address, Deadline deadline,
-                                     const SecretText& secret) {
+                                     const SecretText& secret, MakeIdentity identify) {
   if (core_.forked()) return MadeBeforeFork("endpoint");
   if (address.at.empty()) {
     return Error(Code::kInvalidArgument,
                  "the endpoint address names no host; use one made on the machine to reach");
   }
+  if (identify && secret.empty() && !core_->policy().secret()) {
+    return Error(Code::kInvalidArgument,
+                 "an identity is told with the proof of a secret; pass one");
+  }
   const Deadline limit = deadline.Sooner(Deadline::After(core_->config().connect_timeout));
   // Shared with its tasks.
   auto dialer = std::make_shared<Dialer>(
       core_.get(), address.at, address.endpoint, limit,
-      secret.empty() ? std::nullopt : std::optional<Secret>(std::in_place, secret));
+      secret.empty() ? std::nullopt : std::optional<Secret>(std::in_place, secret),
+      std::move(identify));
   core_->Follow(dialer);
   EventLoop* const home = dialer->home();
   home->PostOrRun([dialer] { dialer->StartOnLoop(); });

@@ -36,14 +36,16 @@ class Endpoint {
  public:
   // `secret`: what peers have to prove, in the place of config's secret, from which TLS keys are
   // still made and which peers still prove before a network plugin is called; empty: that one.
-  // Errors: kInvalidArgument (config, config.interfaces selects no address, or there is no such
-  // plugin), kUnavailable (ports, file descriptors, a plugin that does not start), kUnsupported
-  // (not a plugin).
-  static Result<Endpoint> Create(const Config& config, const SecretText& secret = {});
+  // `check`: asked about each peer; null: peers that identify themselves are refused. Errors:
+  // kInvalidArgument (config, config.interfaces selects no address, there is no such plugin, or a
+  // check without a secret), kUnavailable (ports, file descriptors, a plugin that does not start),
+  // kUnsupported (not a plugin).
+  static Result<Endpoint> Create(const Config& config, const SecretText& secret = {},
+                                 CheckIdentity check = nullptr);
   // Over `provider` instead of the one that config.provider names; null: over that one. For the
   // transports of this tree, because their interface (ferry/net/provider.h) is not installed.
   static Result<Endpoint> Create(const Config& config, std::unique_ptr<net::Provider> provider,
-                                 const SecretText& secret = {});
+                                 const SecretText& secret = {}, CheckIdentity check = nullptr);
   Endpoint(Endpoint&&) = default;
   Endpoint& operator=(Endpoint&& other) noexcept;
   ~Endpoint();
@@ -73,9 +75,11 @@ class Endpoint {
   // kTimedOut, kCorrupt (not a Tensorferry endpoint), kUnsupported (version), kRefused (secrets or
   // settings differ, or another endpoint listens there), kUnavailable (the peer is at its
   // connection limit). `secret`: the peer's, which both sides prove on each lane, those that
-  // replace others later as well; empty: this endpoint's own.
+  // replace others later as well; empty: this endpoint's own. `identify`: makes what the peer's
+  // check is given, at most kMaxIdentityBytes, and needs a secret; null: nothing. It is called on a
+  // progress thread or this one, for each address that asks, until this call returns.
   Result<Connection> Connect(const EndpointAddress& address, Deadline deadline,
-                             const SecretText& secret = {});
+                             const SecretText& secret = {}, MakeIdentity identify = nullptr);
   Result<Connection> Connect(std::string_view host_and_port, Deadline deadline);
   // Ends every connection, operation and blocked call with kCancelled, as the destructor does;
   // blocks until nothing touches memory. Idempotent; a concurrent second call does not wait. Later

@@ -2,10 +2,13 @@
 // so that an option that does not apply does not compile.
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "ferry/core/deadline.h"
+#include "ferry/core/result.h"
 #include "ferry/cuda/resources.h"
 
 namespace ferry::transfer {
@@ -55,5 +58,16 @@ struct NotifyOptions {
   std::optional<Deadline> deadline = std::nullopt;
   std::optional<cuda::StreamRef> after = std::nullopt;
 };
+
+// What the program that dials says of itself while it proves the secret, in bytes of its own.
+inline constexpr std::size_t kMaxIdentityBytes = 768;
+// Makes it. `transcript`, 32 bytes that both sides know, is another one in each handshake: a
+// signature over it and the name of the peer is valid nowhere else. Must not block.
+using MakeIdentity = std::function<std::vector<std::byte>(std::span<const std::byte> transcript)>;
+// Decides on the accepting side, with the same transcript, whether a peer that has proved the
+// secret may connect; empty: it did not identify itself. The message of an error is told to the
+// peer, as kRefused. Runs on a progress thread; must not block.
+using CheckIdentity = std::function<Status(std::span<const std::byte> identity,
+                                           std::span<const std::byte> transcript)>;
 
 }  // namespace ferry::transfer

@@ -57,7 +57,9 @@ struct Host {
     const Config config = MakeConfig(with_secret);
     auto owned = std::make_unique<ScriptedProvider>();
     provider = owned.get();
-    auto created = Endpoint::Create(config, std::move(owned));
+    const auto check = [](auto /*identity*/, auto /*transcript*/) { return Ok(); };
+    auto created = with_secret ? Endpoint::Create(config, std::move(owned), {}, check)
+                               : Endpoint::Create(config, std::move(owned));
     FERRY_CHECK(created.has_value());
     endpoint = *std::move(created);
     auto known = Secret::FromConfig(config);
@@ -140,7 +142,13 @@ class Session {
     if ((how_ & 8) != 0) address.endpoint.bytes = expected_.bytes;
     address.at.push_back({"scripted", 1});
     if ((how_ & 16) != 0) address.at.push_back({"scripted", 2});
-    auto connected = host_.endpoint->Connect(address, Deadline::Never());
+    MakeIdentity identify;
+    if (host_.has_secret) {
+      identify = [](std::span<const std::byte> transcript) {
+        return std::vector<std::byte>(transcript.begin(), transcript.end());
+      };
+    }
+    auto connected = host_.endpoint->Connect(address, Deadline::Never(), {}, identify);
     RunOnLoop(loop(), [&] { running->store(false); });
     host_.provider->on_connect = nullptr;
     if (!connected) return;
@@ -213,6 +221,7 @@ class Session {
         FERRY_CHECK(reader.Read(&proof));
         exchange.client = proof.nonce;
         exchange.binding = proof.binding;
+        exchange.identity.assign(reader.rest().begin(), reader.rest().end());
         return;
       case Type::kHello:
       case Type::kRejoin:
@@ -283,11 +292,14 @@ class Session {
     proof.nonce[0] = static_cast<std::byte>(script_->U8());
     pending_peer->exchange.client = proof.nonce;
     pending_peer->exchange.binding = proof.binding;
+    auto& identity = pending_peer->exchange.identity;
+    identity.assign(odd == 2 ? 100 : 0, std::byte{'x'});
     if (host_.has_secret && odd != 1) {
       proof.mac = pending_peer->exchange.ClientProof(*host_.secret);
       ++proved_;
     }
     wire::Append(meta, proof);
+    meta->insert(meta->end(), identity.begin(), identity.end());
   }
 
   // A listener's answer that admits us, and its proof.

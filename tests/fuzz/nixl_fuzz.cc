@@ -1,5 +1,5 @@
-// Fuzzes what agents of the NIXL back end read from each other: metadata, the first frame of a
-// connection, and the pieces of notifications.
+// Fuzzes what agents of the NIXL back end read from each other: metadata, identities, and the
+// pieces of notifications.
 
 #include <algorithm>
 #include <string>
@@ -24,12 +24,12 @@ void CheckMetadata(Script* script) {
   if (parsed) FERRY_CHECK(parsed->Serialize() == text, text.size());
 }
 
-void CheckHello(Script* script) {
-  const auto frame = script->Rest();
-  const auto parsed = nixl::ParseHello(frame);
+void CheckIdentity(Script* script) {
+  const auto bytes = script->Rest();
+  const auto parsed = nixl::Identity::Parse(bytes);
   if (!parsed) return;
   FERRY_CHECK(parsed->agent.size() <= nixl::kMaxNameBytes);
-  FERRY_CHECK(nixl::HelloFrame(*parsed) == frame, frame.size());
+  FERRY_CHECK(parsed->Serialize() == bytes, bytes.size());
 }
 
 void CheckPiece(Script* script) {
@@ -112,7 +112,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   switch (script.Below(5)) {
     case 0: CheckMetadata<ferry::nixl::ConnectionInfo>(&script); break;
     case 1: CheckMetadata<ferry::nixl::MemoryInfo>(&script); break;
-    case 2: CheckHello(&script); break;
+    case 2: CheckIdentity(&script); break;
     case 3: CheckPiece(&script); break;
     default: CheckJoining(&script); break;
   }

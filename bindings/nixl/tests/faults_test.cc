@@ -230,6 +230,20 @@ TEST_F(NixlFaultsTest, WhoDoesNotHaveTheMetadataIsTold) {
   EXPECT_THAT(log, HasSubstr("if that agent was restarted, load its new metadata"));
 }
 
+TEST_F(NixlFaultsTest, AnAgentThatIsLoadedByAnotherNameRefusesAndTellsWhy) {
+  Begin(kSmallBytes);
+  StandInAgent other("other", FastParams());
+  ASSERT_EQ(other.engine().LoadConnectionInfo("mistaken", OwnInfo()), Outcome::kSuccess);
+  ::testing::internal::CaptureStderr();
+  const Deadline end = Soon();
+  while (other.engine().Notify("mistaken", "lost") == Outcome::kSuccess && !end.expired()) {
+    std::this_thread::yield();
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("FERRY: cannot connect to agent 'mistaken'"));
+  EXPECT_THAT(log, HasSubstr("agent 'tested' is not proved to be 'other'"));
+}
+
 TEST_F(NixlFaultsTest, PeersWithoutMetadataHoldNoPlaceThatAgentsNeed) {
   // Whoever needed `insecure` in the past may leave it set.
   Start(kSmallBytes, FastParams({{"max_connections", "1"}, {"insecure", "on"}}));

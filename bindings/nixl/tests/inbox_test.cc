@@ -41,17 +41,21 @@ class InboxTest : public ::testing::Test {
   static constexpr std::uint64_t kLongPieces = (kLong + kMaxPieceBytes - 1) / kMaxPieceBytes;
 
   static constexpr const char* kReceiver = "receiver";
+  static constexpr const char* kSecret = "of the receiver's metadata";
 
-  // One that has said hello.
+  static transfer::Endpoint Receiver(const Config& config) {
+    return Must(transfer::Endpoint::Create(config, nullptr, kSecret, CheckOfIdentities(kReceiver)));
+  }
+  Result<transfer::Connection> Dial(transfer::MakeIdentity identify) {
+    return sender_.Connect(receiver_.address(), TestDeadline(), kSecret, std::move(identify));
+  }
   transfer::Connection Sender(const std::string& agent) { return Sender(agent, key_); }
   transfer::Connection Sender(const std::string& agent, const SigningKey& key) {
-    auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    const auto hello = HelloFrame(key.SayHello(agent, kReceiver, connection.session()));
-    MustDo(Must(connection.Notify(hello)).Wait(TestDeadline()));
-    return connection;
+    return Must(Dial(
+        [&](auto transcript) { return key.Identify(agent, kReceiver, transcript).Serialize(); }));
   }
   void Receive(const InboxLimits& limits = {}) {
-    inbox_ = Must(Inbox::Create(&receiver_, &tasks_, kReceiver, limits));
+    inbox_ = Must(Inbox::Create(&receiver_, &tasks_, limits));
   }
   static bool IsClosed(transfer::Connection* connection) {
     const auto taken = connection->TakeNotification(TestDeadline());
@@ -62,8 +66,7 @@ class InboxTest : public ::testing::Test {
   }
   // Whether the inbox answers it, before the deadline.
   static Status Answered(transfer::Connection* to, std::uint64_t sequence, Deadline deadline) {
-    return Must(to->Recv(AnswerTag(sequence), ~std::uint64_t{0}, {}, {.deadline = deadline}))
-        .Wait();
+    return Must(to->Recv(sequence, ~std::uint64_t{0}, {}, {.deadline = deadline})).Wait();
   }
   // Sends whole pieces of one message, or of as many as there is room for if that is one piece, up
   // to `end`. Asks after each MiB; returns the number of the next piece where no answer comes soon.
@@ -108,7 +111,7 @@ class InboxTest : public ::testing::Test {
   }
 
   Tasks tasks_;
-  transfer::Endpoint receiver_ = Must(transfer::Endpoint::Create(Local()));
+  transfer::Endpoint receiver_ = Receiver(Local());
   const SigningKey key_ = Must(SigningKey::Random());
   transfer::Endpoint sender_ = Must(transfer::Endpoint::Create(Local()));
   std::unique_ptr<Inbox> inbox_;  // ends before the endpoints and tasks
@@ -222,15 +225,12 @@ TEST_F(InboxTest, ANotificationThatNoRoomCouldBeMadeForIsRefused) {
   EXPECT_TRUE(IsClosed(&one));
 }
 
-TEST_F(InboxTest, PeersWithMalformedHellosFillNoLog) {
+TEST_F(InboxTest, PeersWithMalformedIdentitiesFillNoLog) {
   constexpr int kPeers = 60;
-  Receive();
   const auto begun = Clock::now();
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < kPeers; ++i) {
-    auto pending = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    (void)pending.Notify(std::vector<std::byte>(9));
-    (void)pending.TakeNotification(TestDeadline());  // it is closed
+    EXPECT_FALSE(Dial([](auto /*transcript*/) { return std::vector<std::byte>(9); }));
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
   const auto lines = std::count(log.begin(), log.end(), '\n');
@@ -250,28 +250,34 @@ TEST_F(InboxTest, AnAgentsNameForgesNoLine) {
   EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("\x1b")));
 }
 
-TEST_F(InboxTest, AHelloThatIsNotSignedForThisConnectionIsRefused) {
-  Receive();
+TEST_F(InboxTest, AnIdentityThatIsNotSignedForThisHandshakeIsRefused) {
   const auto another = Must(SigningKey::Random());
-  const auto former = Sender("former");
-  const auto say = [&](const std::function<Hello(const Uuid&)>& hello) {
-    auto connection = Must(sender_.Connect(receiver_.address(), TestDeadline()));
-    (void)connection.Notify(HelloFrame(hello(connection.session())));
-    EXPECT_TRUE(IsClosed(&connection));
+  Identity recorded;
+  const auto former = Must(Dial([&](auto transcript) {
+    recorded = key_.Identify("one", kReceiver, transcript);
+    return recorded.Serialize();
+  }));
+  using Bytes = std::span<const std::byte>;
+  const auto say = [&](const std::function<Identity(Bytes)>& identify) {
+    const auto refused = Dial([&](Bytes transcript) { return identify(transcript).Serialize(); });
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), Code::kRefused);
+    EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("is not proved to be"));
   };
-  say([&](const Uuid&) { return key_.SayHello("one", kReceiver, former.session()); });
-  say([&](const Uuid& session) { return key_.SayHello("one", "another", session); });
-  say([&](const Uuid& session) {
-    Hello hello = key_.SayHello("one", kReceiver, session);
-    hello.agent = "two";
-    return hello;
+  say([&](Bytes) { return recorded; });
+  say([&](Bytes transcript) { return key_.Identify("one", "another", transcript); });
+  say([&](Bytes transcript) {
+    Identity identity = key_.Identify("one", kReceiver, transcript);
+    identity.agent = "two";
+    return identity;
   });
-  say([&](const Uuid& session) {
-    Hello hello = key_.SayHello("one", kReceiver, session);
-    hello.key = another.public_key();
-    return hello;
+  say([&](Bytes transcript) {
+    Identity identity = key_.Identify("one", kReceiver, transcript);
+    identity.key = another.public_key();
+    return identity;
   });
-  EXPECT_EQ(inbox_->refused(), 4U);
+  EXPECT_FALSE(Dial(nullptr));
+  EXPECT_EQ(receiver_.Counters().handshakes_refused, 5U);
   EXPECT_FALSE(former.lost());
 }
 
@@ -338,7 +344,7 @@ class OutboxTest : public InboxTest {
   static constexpr std::size_t kCount = 2000;
 
   void SendAll(std::uint64_t room, std::uint64_t posted_at_first) {
-    receiver_ = Must(transfer::Endpoint::Create(Local(room)));
+    receiver_ = Receiver(Local(room));
     const auto courier = Must(Courier::Create());
     auto connection = Sender("one");
     const auto outbox = std::make_shared<Outbox>("receiver", courier.get());  // with the courier
@@ -358,7 +364,7 @@ class OutboxTest : public InboxTest {
     for (std::size_t i = 0; i < kCount; ++i) {
       ASSERT_EQ(taken[i].second.front(), static_cast<char>(i % 251)) << i;
     }
-    posted_ = posted() - 1;  // one was the hello
+    posted_ = posted();
     courier->WaitIdle(TestDeadline());
   }
 
@@ -366,7 +372,7 @@ class OutboxTest : public InboxTest {
 };
 
 TEST_F(OutboxTest, APeerThatTakesNothingIsSentAWindowAndNothingTwice) {
-  SendAll(5 << 18, 27);
+  SendAll(5 << 18, 26);
   EXPECT_EQ(posted_, kCount);
 }
 
@@ -390,7 +396,7 @@ TEST_F(OutboxTest, APieceThatAsksIsSentOnceItsAnswerIsReceived) {
 }
 
 TEST_F(OutboxTest, APeerThatRefusesGetsAllInOrderAndLittleTwice) {
-  SendAll(128 << 10, 30);
+  SendAll(128 << 10, 29);
   EXPECT_GT(posted_, kCount);
   EXPECT_LT(posted_, kCount + 500);
 }

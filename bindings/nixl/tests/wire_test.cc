@@ -65,8 +65,8 @@ std::vector<Reader> Readers() {
        [](auto bytes) { return ConnectionInfo::Parse(Text(bytes)).has_value(); }},
       {"memory", Raw(memory.Serialize()),
        [](auto bytes) { return MemoryInfo::Parse(Text(bytes)).has_value(); }},
-      {"hello", HelloFrame({.agent = "agent"}),
-       [](auto bytes) { return ParseHello(bytes).has_value(); }},
+      {"identity", Identity{.agent = "agent"}.Serialize(),
+       [](auto bytes) { return Identity::Parse(bytes).has_value(); }},
       {"piece", PieceFrame({.total = 5}, "piece"),
        [](auto bytes) { return ParsePiece(bytes).has_value(); }},
   };
@@ -79,7 +79,7 @@ TEST(NixlWireTest, NothingIsReadBeyondBytesThatWereCutShort) {
     for (std::size_t bytes = 0; bytes < reader.valid.size(); ++bytes) {
       const bool accepted = reader.accepts(memory.Copy(std::span(reader.valid).first(bytes)));
       // An agent's name may have any length.
-      EXPECT_TRUE(!accepted || reader.name == std::string_view("hello")) << reader.name << bytes;
+      EXPECT_TRUE(!accepted || reader.name == std::string_view("identity")) << reader.name << bytes;
     }
   }
 }
@@ -98,8 +98,11 @@ TEST(NixlWireTest, NothingIsReadBeyondBytesWithChangedLengths) {
 }
 
 TEST(NixlWireTest, AnAgentsNameHasALimit) {
-  EXPECT_TRUE(ParseHello(HelloFrame({.agent = std::string(kMaxNameBytes, 'a')})));
-  EXPECT_FALSE(ParseHello(HelloFrame({.agent = std::string(kMaxNameBytes + 1, 'a')})));
+  const auto accepts = [](std::size_t bytes) {
+    return Identity::Parse(Identity{.agent = std::string(bytes, 'a')}.Serialize()).has_value();
+  };
+  EXPECT_TRUE(accepts(kMaxNameBytes));
+  EXPECT_FALSE(accepts(kMaxNameBytes + 1));
 }
 
 TEST(NixlWireTest, APieceThatIsNotAsLongAsItMayBeIsRefused) {

@@ -49,7 +49,21 @@ bool RawSession::SayHello(std::vector<std::byte> body) {
 
 wire::ProofBody RawSession::Prove(const Secret& secret) {
   FillRandom(exchange_.client);
-  return {.nonce = exchange_.client, .binding = {}, .mac = exchange_.ClientProof(secret)};
+  if (host_ != nullptr) exchange_.identity = host_->Identify(exchange_.Transcript(secret));
+  return ProveIdentity(secret);
+}
+
+wire::ProofBody RawSession::ProveIdentity(const Secret& secret) const {
+  return {.nonce = exchange_.client,
+          .binding = exchange_.binding,
+          .mac = exchange_.ClientProof(secret)};
+}
+
+std::vector<std::byte> RawSession::Identified(const wire::ProofBody& proof) const {
+  std::vector<std::byte> body;
+  wire::Append(&body, proof);
+  body.insert(body.end(), exchange_.identity.begin(), exchange_.identity.end());
+  return body;
 }
 
 std::optional<SessionFrame> RawSession::Hear() {
@@ -77,11 +91,16 @@ SessionFrame RawSession::Expect(Type type) {
 }
 
 SessionConformance::~SessionConformance() {
-  RawSession honest(*host_);
-  EXPECT_TRUE(honest.SayHello(host_->Hello()));
-  (void)honest.Expect(Type::kChallenge);
-  EXPECT_TRUE(honest.Say(Type::kProof, wire::BytesOf(honest.Prove(host_->secret()))));
+  RawSession honest = Challenged();
+  EXPECT_TRUE(honest.SayProof(honest.Prove(host_->secret())));
   (void)honest.Expect(Type::kWelcome);
+}
+
+RawSession SessionConformance::Challenged() const {
+  RawSession session(*host_);
+  EXPECT_TRUE(session.SayHello(host_->Hello()));
+  (void)session.Expect(Type::kChallenge);
+  return session;
 }
 
 void SessionConformance::ExpectRefused(RawSession* session, const std::string& words) {
@@ -108,10 +127,8 @@ TEST_P(SessionConformance, APendingPeerGetsAChallengeThatIsNewEachTime) {
 }
 
 TEST_P(SessionConformance, TheRightProofIsAnsweredByAWelcomeWithAProof) {
-  RawSession session(*host_);
-  ASSERT_TRUE(session.SayHello(host_->Hello()));
-  (void)session.Expect(Type::kChallenge);
-  ASSERT_TRUE(session.Say(Type::kProof, wire::BytesOf(session.Prove(host_->secret()))));
+  RawSession session = Challenged();
+  ASSERT_TRUE(session.SayProof(session.Prove(host_->secret())));
   const SessionFrame welcome = session.Expect(Type::kWelcome);
   EXPECT_EQ(welcome.header.role, host_->role());
   Mac mac;
@@ -125,24 +142,48 @@ TEST_P(SessionConformance, TheRightProofIsAnsweredByAWelcomeWithAProof) {
 TEST_P(SessionConformance, AWrongProofIsRefused) {
   const Secret other(SecretText("another secret of sixteen"));
   for (const bool has_mac : {false, true}) {
-    RawSession session(*host_);
-    ASSERT_TRUE(session.SayHello(host_->Hello()));
-    (void)session.Expect(Type::kChallenge);
+    RawSession session = Challenged();
     const auto proof = has_mac ? session.Prove(other) : wire::ProofBody{};
-    ASSERT_TRUE(session.Say(Type::kProof, wire::BytesOf(proof)));
+    ASSERT_TRUE(session.SayProof(proof));
     ExpectRefused(&session, host_->wrong_proof());
   }
 }
 
 TEST_P(SessionConformance, AProofForAnotherTlsConnectionIsRefused) {
-  RawSession session(*host_);
-  ASSERT_TRUE(session.SayHello(host_->Hello()));
-  (void)session.Expect(Type::kChallenge);
+  RawSession session = Challenged();
   session.exchange().binding.fill(std::byte{1});
-  wire::ProofBody proof = session.Prove(host_->secret());
-  proof.binding = session.exchange().binding;
-  ASSERT_TRUE(session.Say(Type::kProof, wire::BytesOf(proof)));
+  ASSERT_TRUE(session.SayProof(session.Prove(host_->secret())));
   ExpectRefused(&session, "somebody is between the two sides");
+}
+
+TEST_P(SessionConformance, AProofForAnotherRoleIsRefused) {
+  for (const wire::Role role : {wire::Role::kEndpoint, wire::Role::kNccl, wire::Role::kPlugin}) {
+    if (role == host_->role()) continue;
+    RawSession session = Challenged();
+    session.exchange().role = role;
+    ASSERT_TRUE(session.SayProof(session.Prove(host_->secret())));
+    ExpectRefused(&session, host_->wrong_proof());
+  }
+}
+
+TEST_P(SessionConformance, AnIdentityThatTheProofDoesNotCoverIsRefused) {
+  RawSession session = Challenged();
+  const wire::ProofBody proof = session.Prove(host_->secret());
+  auto& identity = session.exchange().identity;
+  const bool takes_one = !identity.empty();
+  identity.resize(takes_one ? identity.size() - 1 : 1);
+  ASSERT_TRUE(session.SayProof(proof));
+  ExpectRefused(&session, takes_one ? host_->wrong_proof() : "the identity has 1 bytes");
+}
+
+TEST_P(SessionConformance, AnIdentityIsRefusedThatIsOverTheLimitOrNotExpected) {
+  for (const std::size_t bytes : {std::size_t{1}, wire::kMaxIdentityBytes + 1}) {
+    RawSession session = Challenged();
+    (void)session.Prove(host_->secret());
+    session.exchange().identity.assign(bytes, std::byte{'x'});
+    ASSERT_TRUE(session.SayProof(session.ProveIdentity(host_->secret())));
+    ExpectRefused(&session, "identity");
+  }
 }
 
 TEST_P(SessionConformance, AProofOfAnotherLaneIsRefused) {
@@ -153,13 +194,13 @@ TEST_P(SessionConformance, AProofOfAnotherLaneIsRefused) {
     ASSERT_TRUE(honest.SayHello(hello));
     (void)honest.Expect(Type::kChallenge);
     proof = honest.Prove(host_->secret());
-    ASSERT_TRUE(honest.Say(Type::kProof, wire::BytesOf(proof)));
+    ASSERT_TRUE(honest.SayProof(proof));
     (void)honest.Expect(Type::kWelcome);
   }
   RawSession replay(*host_);
   ASSERT_TRUE(replay.SayHello(hello));
   (void)replay.Expect(Type::kChallenge);
-  ASSERT_TRUE(replay.Say(Type::kProof, wire::BytesOf(proof)));
+  ASSERT_TRUE(replay.SayProof(proof));
   ExpectRefused(&replay, host_->wrong_proof());
 }
 
@@ -168,7 +209,8 @@ TEST_P(SessionConformance, AProofThatDoesNotWaitForTheChallengeIsRefused) {
   session.exchange().first = Type::kHello;
   session.exchange().opening = host_->Hello();
   auto bytes = session.Encode(Type::kHello, session.exchange().opening);
-  const auto proof = session.Encode(Type::kProof, wire::BytesOf(session.Prove(host_->secret())));
+  const auto proof =
+      session.Encode(Type::kProof, session.Identified(session.Prove(host_->secret())));
   bytes.insert(bytes.end(), proof.begin(), proof.end());
   ASSERT_TRUE(session.peer().Write(bytes));
   (void)session.Expect(Type::kChallenge);
@@ -176,11 +218,9 @@ TEST_P(SessionConformance, AProofThatDoesNotWaitForTheChallengeIsRefused) {
 }
 
 TEST_P(SessionConformance, AnAlteredHelloIsRefusedByItsProof) {
-  RawSession session(*host_);
-  ASSERT_TRUE(session.SayHello(host_->Hello()));
-  (void)session.Expect(Type::kChallenge);
+  RawSession session = Challenged();
   session.exchange().opening.back() ^= std::byte{1};
-  ASSERT_TRUE(session.Say(Type::kProof, wire::BytesOf(session.Prove(host_->secret()))));
+  ASSERT_TRUE(session.SayProof(session.Prove(host_->secret())));
   ExpectRefused(&session, host_->wrong_proof());
 }
 
@@ -194,9 +234,7 @@ TEST_P(SessionConformance, OtherFramesThanThoseThatAreDueCloseTheLane) {
       ExpectNoAnswer(&first);
     }
     if (type == Type::kProof) continue;
-    RawSession second(*host_);
-    ASSERT_TRUE(second.SayHello(host_->Hello()));
-    (void)second.Expect(Type::kChallenge);
+    RawSession second = Challenged();
     ASSERT_TRUE(second.Say(type, body));
     ExpectNoAnswer(&second);
   }
@@ -222,10 +260,9 @@ TEST_P(SessionConformance, AHelloAndAProofMayBeCutAtEveryByte) {
     ExpectNoAnswer(&session);
   }
   for (std::size_t cut = 0; cut < sizeof(wire::Header) + sizeof(wire::ProofBody); cut += 3) {
-    RawSession session(*host_);
-    ASSERT_TRUE(session.SayHello(host_->Hello()));
-    (void)session.Expect(Type::kChallenge);
-    const auto proof = session.Encode(Type::kProof, wire::BytesOf(session.Prove(host_->secret())));
+    RawSession session = Challenged();
+    const auto proof =
+        session.Encode(Type::kProof, session.Identified(session.Prove(host_->secret())));
     ASSERT_TRUE(session.peer().Write(std::span(proof).first(cut)));
     session.peer().EndWriting();
     ExpectNoAnswer(&session);
@@ -248,9 +285,7 @@ TEST_P(SessionConformance, OtherProtocolsAreClosedWithoutAnAnswer) {
 TEST_P(SessionConformance, PeersThatFallSilentAreClosedInTime) {
   const auto begun = Clock::now();
   RawSession silent(*host_);
-  RawSession challenged(*host_);
-  ASSERT_TRUE(challenged.SayHello(host_->Hello()));
-  (void)challenged.Expect(Type::kChallenge);
+  RawSession challenged = Challenged();
   ExpectNoAnswer(&silent);
   ExpectNoAnswer(&challenged);
   EXPECT_LT(Clock::now() - begun, std::chrono::seconds(30));

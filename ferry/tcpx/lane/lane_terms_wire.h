@@ -11,7 +11,7 @@
 
 namespace ferry::tcpx {
 
-inline constexpr std::uint16_t kTermsFormat = 3;  // 1 proved nothing, 2 had frames of its own
+inline constexpr std::uint16_t kTermsFormat = 4;
 
 // The body of the session's hello frame on a control lane. In a welcome the handle follows at which
 // that side accepts the comm by which it receives; a confirm frame is such a handle alone.

@@ -75,6 +75,7 @@ Result<session::Demand> Acceptor::OnOpening(Handshake* /*handshake*/, session::w
   session::Demand demand{.secret = endpoint_->policy().secret(), .process = {}};
   wire::HelloBody hello;
   if (!demand.secret || type != session::wire::Type::kHello || !body.Read(&hello)) return demand;
+  demand.takes_identity = endpoint_->check_identity() != nullptr;
   if ((hello.flags & wire::kHasSecret) == 0) {
     return Error(Code::kRefused,
                  "this endpoint asks its peers for a secret and got none; set FERRY_SECRET_FILE to "
@@ -129,6 +130,10 @@ Status Acceptor::OnHello(Handshake* handshake, wire::MetaReader* reader) {
   FERRY_TRY(endpoint_->policy()
                 .TrustIn(endpoint_->policy().secret().has_value())
                 .CheckPeerOnLoop(handshake, hello.process));
+  if (const auto& check = endpoint_->check_identity()) {
+    const Status may = check(handshake->identity(), handshake->Transcript());
+    if (!may) return Error(Code::kRefused, may.error().message());
+  }
   FERRY_TRY(MayConnect(*handshake, arrival.peer));
   Uuid expected;
   std::memcpy(expected.bytes.data(), hello.expected, sizeof hello.expected);
@@ -268,6 +273,8 @@ void Acceptor::Complete(std::uint32_t id) {
   agreed.name = arrival.lanes.front()->peer_name();
   agreed.window_bytes = arrival.welcome.window_bytes;
   agreed.checksums = (arrival.welcome.flags & wire::kChecksums) != 0;
+  const auto identity = arrival.lanes.front()->identity();
+  agreed.identity.assign(identity.begin(), identity.end());
   agreed.process = arrival.process;
   agreed.connection = arrival.welcome.connection;
   std::memcpy(agreed.token.bytes.data(), arrival.welcome.token, sizeof arrival.welcome.token);

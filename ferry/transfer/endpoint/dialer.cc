@@ -11,6 +11,9 @@
 #include "ferry/transfer/handshake/endpoint_address.h"
 
 namespace ferry::transfer {
+
+static_assert(kMaxIdentityBytes == session::wire::kMaxIdentityBytes);
+
 namespace {
 
 std::vector<int> LanesToEach(const EndpointCore& endpoint,
@@ -23,12 +26,14 @@ std::vector<int> LanesToEach(const EndpointCore& endpoint,
 }  // namespace
 
 Dialer::Dialer(std::shared_ptr<EndpointCore> endpoint, std::vector<net::Address> addresses,
-               Uuid expected, Deadline deadline, const std::optional<Secret>& secret)
+               Uuid expected, Deadline deadline, const std::optional<Secret>& secret,
+               MakeIdentity identify)
     : endpoint_(std::move(endpoint)),
       addresses_(std::move(addresses)),
       expected_(expected),
       deadline_(deadline),
       secret_(secret ? secret : endpoint_->policy().secret()),
+      identify_(std::move(identify)),
       lanes_to_(LanesToEach(*endpoint_, addresses_)),
       all_loops_(endpoint_->loops().Choose(
           static_cast<std::size_t>(*std::max_element(lanes_to_.begin(), lanes_to_.end())))) {}
@@ -80,6 +85,11 @@ Dialer::HelloLane* Dialer::Adopt(std::size_t address, std::size_t index,
                          .deadline = deadline,
                          .peer_name = name,
                          .secret = secret_};
+  if (index == 0 && identify_) {
+    terms.identify = [this](const Mac& transcript) {
+      return done() ? std::vector<std::byte>() : identify_(transcript);
+    };
+  }
   lanes_.push_back(std::make_unique<HelloLane>(HelloLane{
       address, index,
       std::make_unique<Handshake>(std::move(lane), std::move(terms),

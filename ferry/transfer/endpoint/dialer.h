@@ -11,6 +11,7 @@
 #include "ferry/net/provider.h"
 #include "ferry/session/handshake.h"
 #include "ferry/transfer/handshake/wire.h"
+#include "ferry/transfer/options.h"
 
 namespace ferry::transfer {
 
@@ -33,9 +34,11 @@ class Dialer final : public std::enable_shared_from_this<Dialer>, private sessio
   // While an address was asked less than this ago, no other is.
   static constexpr milliseconds kAnswerTime{500};
 
-  // `addresses`: at least one. `secret`: nullopt for the endpoint's own.
+  // `addresses`: at least one. `secret`: nullopt for the endpoint's own. `identify`: as in
+  // Endpoint::Connect().
   Dialer(std::shared_ptr<EndpointCore> endpoint, std::vector<net::Address> addresses, Uuid expected,
-         Deadline deadline, const std::optional<Secret>& secret = std::nullopt);
+         Deadline deadline, const std::optional<Secret>& secret = std::nullopt,
+         MakeIdentity identify = nullptr);
 
   EventLoop* home() const noexcept { return all_loops_.front(); }
   void StartOnLoop();
@@ -88,6 +91,7 @@ class Dialer final : public std::enable_shared_from_this<Dialer>, private sessio
   const Uuid expected_;
   const Deadline deadline_;
   const std::optional<Secret> secret_;       // that both sides prove on every lane
+  const MakeIdentity identify_;              // on first lanes
   const std::vector<int> lanes_to_;          // by address
   const std::vector<EventLoop*> all_loops_;  // for the most of these
   std::shared_ptr<net::Dial> dial_;          // with its own callbacks

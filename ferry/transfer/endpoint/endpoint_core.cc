@@ -62,9 +62,11 @@ RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connec
 
 }  // namespace
 
-EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider)
+EndpointCore::EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider,
+                           CheckIdentity check)
     : config_(config),
       provider_(std::move(provider)),
+      check_identity_(std::move(check)),
       lanes_(config.lanes > 0 ? config.lanes : Automatic() + 1),
       held_(std::make_shared<HeldMemoryPool>(config.peer_memory_total, config.peer_memory)) {}
 
@@ -72,6 +74,10 @@ EndpointCore::~EndpointCore() = default;
 
 Status EndpointCore::Start(const SecretText& secret) {
   FERRY_TRY(policy_.Load(secret));
+  if (check_identity_ && !policy_.secret()) {
+    return Error(Code::kInvalidArgument,
+                 "peers identify themselves with the proof of a secret; give the endpoint one");
+  }
   if (config_.tls != TlsMode::kOff && !provider_->capabilities().tls) {
     return Error(Code::kUnsupported,
                  fmt::format("the provider {} has no TLS; set FERRY_TLS=off, or use another one",

@@ -22,6 +22,7 @@
 #include "ferry/transfer/gpu/stream_watch.h"
 #include "ferry/transfer/memory/held_memory.h"
 #include "ferry/transfer/memory/region_table.h"
+#include "ferry/transfer/options.h"
 #include "ferry/transfer/stats/metrics.h"
 
 namespace ferry::transfer {
@@ -42,7 +43,8 @@ struct Dialled {
 // What an endpoint's handles share. Owns loops, listener, regions and live connections.
 class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
  public:
-  EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider);
+  EndpointCore(const Config& config, std::unique_ptr<net::Provider> provider,
+               CheckIdentity check = nullptr);
   ~EndpointCore();
 
   // `secret`: as PeerPolicy::Load().
@@ -57,6 +59,8 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   // Both are valid after Start().
   LoopSet& loops() noexcept { return loops_; }
   PeerPolicy& policy() noexcept { return policy_; }
+  // Null where peers do not identify themselves.
+  const CheckIdentity& check_identity() const noexcept { return check_identity_; }
   OwnCalls& own_calls() noexcept { return own_calls_; }
   ConnectionTable& connections() noexcept { return connections_; }
   RegionTable& regions() noexcept { return regions_; }
@@ -112,6 +116,7 @@ class EndpointCore final : public std::enable_shared_from_this<EndpointCore> {
   const Config config_;
   const Uuid id_ = Uuid::Random();
   const std::unique_ptr<net::Provider> provider_;
+  const CheckIdentity check_identity_;
   const int lanes_;
   PeerPolicy policy_{config_};
   LoopSet loops_;

@@ -31,7 +31,8 @@ struct Peer {
   std::string name;                // its address, for messages
   std::uint64_t window_bytes = 0;  // the smaller of both sides' limits, in bytes
   bool checksums = false;
-  net::ProcessHint process = {};  // that it says it is
+  net::ProcessHint process = {};    // that it says it is
+  std::vector<std::byte> identity;  // by the program that dialed
   // Number by which the accepting side finds the connection when a lane is replaced.
   std::uint32_t connection = 0;
   Uuid token;

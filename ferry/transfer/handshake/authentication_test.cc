@@ -85,13 +85,79 @@ TEST(Secrets, OfOneEndpointAreProvedInThePlaceOfTheConfigs) {
   }
 }
 
-TEST(Sessions, HaveANameThatIsTheSameAtBothEndsAndAtNoOtherConnection) {
-  const Link link = MakeLink();
-  const Link other = MakeLink();
-  const Uuid session = link.near.connection->session();
-  EXPECT_FALSE(session.none());
-  EXPECT_EQ(session, link.far.connection->session());
-  EXPECT_NE(session, other.near.connection->session());
+// ---- identities ---------------------------------------------------------------------------------
+
+// The endpoint lets in whoever identifies himself as "friend" for this handshake.
+class IdentityTest : public ::testing::Test {
+ protected:
+  using Bytes = std::vector<std::byte>;
+  static Bytes Identity(std::span<const std::byte> transcript, std::string_view name = "friend") {
+    const auto text = std::as_bytes(std::span(name));
+    return Joined(Bytes(text.begin(), text.end()), transcript);
+  }
+  static Status Check(std::span<const std::byte> identity, std::span<const std::byte> transcript) {
+    const Bytes right = Identity(transcript);
+    if (std::equal(right.begin(), right.end(), identity.begin(), identity.end())) {
+      return Ok();
+    }
+    return Error(Code::kUnsupported, fmt::format("{} bytes are no friend", identity.size()));
+  }
+  static Config OneConnection() {
+    Config config = WithSecret(kSecret);
+    config.max_connections = 1;
+    config.listen_host = "127.0.0.1";  // one address, so that each call is refused once
+    return config;
+  }
+  Result<Connection> Call(MakeIdentity identify) {
+    return caller_.Connect(server_.address(), Soon(), {}, std::move(identify));
+  }
+
+  Endpoint server_ = Must(Endpoint::Create(OneConnection(), nullptr, {}, Check));
+  Endpoint caller_ = Must(Endpoint::Create(WithSecret(kSecret)));
+};
+
+TEST_F(IdentityTest, IsKnownWhenThePeerIsAccepted) {
+  Bytes said;
+  const Connection near = Must(
+      Call([&](std::span<const std::byte> transcript) { return said = Identity(transcript); }));
+  const Connection far = Must(server_.Accept(Soon()));
+  EXPECT_EQ(said.size(), 6u + 32u);
+  EXPECT_TRUE(std::equal(said.begin(), said.end(), far.identity().begin(), far.identity().end()));
+  EXPECT_TRUE(near.identity().empty());
+  EXPECT_TRUE(Works(near, far));
+}
+
+TEST_F(IdentityTest, ThatTheCheckRefusesIsToldWhyAndTakesNoPlace) {
+  Bytes recorded;
+  ExpectRefused(Call([&](std::span<const std::byte> transcript) {
+                  recorded = Identity(transcript);
+                  return Identity(transcript, "foe");
+                }),
+                "35 bytes are no friend");
+  ExpectRefused(Call([&](auto /*transcript*/) { return recorded; }), "38 bytes are no friend");
+  ExpectRefused(Call(nullptr), "0 bytes are no friend");
+  EXPECT_EQ(server_.Counters().handshakes_refused, 3u);
+  EXPECT_EQ(server_.Accept(Deadline::After(Clock::duration::zero())).error().code(),
+            Code::kTimedOut);
+  EXPECT_TRUE(Call([](auto transcript) { return Identity(transcript); }));
+}
+
+TEST_F(IdentityTest, OverTheLimitIsNotSent) {
+  const auto connected = Call([](auto /*transcript*/) { return Bytes(kMaxIdentityBytes + 1); });
+  ASSERT_FALSE(connected);
+  EXPECT_EQ(connected.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(connected.error().message(), HasSubstr("769 bytes"));
+  ExpectRefused(Call([](auto /*transcript*/) { return Bytes(kMaxIdentityBytes); }),
+                "768 bytes are no friend");
+}
+
+TEST_F(IdentityTest, NeedsASecretOnBothSides) {
+  Endpoint open = Must(Endpoint::Create(SmallSlices()));
+  const auto identify = [](auto transcript) { return Identity(transcript); };
+  EXPECT_EQ(open.Connect(server_.address(), Soon(), {}, identify).error().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(Endpoint::Create(SmallSlices(), nullptr, {}, Check).error().code(),
+            Code::kInvalidArgument);
 }
 
 // ---- pending peers of an endpoint with a secret -------------------------------------------------
@@ -102,8 +168,11 @@ class GuardTest : public ::testing::Test {
                   const wire::Nonce& ours, const net::ChannelBinding& binding = {}) {
     Config config;
     config.secret = kSecret;
-    return (*Secret::FromConfig(config))
-        ->Sign("client", {std::as_bytes(std::span(&first, 1)), said, theirs, ours, binding});
+    const Secret secret = *Must(Secret::FromConfig(config));
+    constexpr session::wire::Role kRole = session::wire::Role::kEndpoint;
+    const Mac transcript = secret.Sign(
+        "transcript", {wire::BytesOf(kRole), wire::BytesOf(first), said, theirs, ours, binding});
+    return secret.Sign("client", {transcript, {}});
   }
   static std::vector<std::byte> HelloBytes() {
     wire::HelloBody hello = Hello(Uuid::Random(), 2);

@@ -68,7 +68,7 @@ TEST_F(PendingPeerTest, AHelloOfAnotherVersionIsAnsweredByARefusalThatNamesBoth)
   const RawFrame refusal = lane.Expect(Type::kRefuse);
   EXPECT_EQ(refusal.Body<wire::RefuseBody>().code, static_cast<std::uint8_t>(Code::kUnsupported));
   EXPECT_THAT(refusal.Text<wire::RefuseBody>(),
-              AllOf(HasSubstr("version 2"), HasSubstr("not 7"), HasSubstr("same release")));
+              AllOf(HasSubstr("version 3"), HasSubstr("not 7"), HasSubstr("same release")));
   lane.WaitClosed();
   ExpectNobodyAccepted();
 }

@@ -23,8 +23,8 @@ using session::wire::Nonce;
 using session::wire::ProofBody;
 using session::wire::RefuseBody;
 
-// Version 2: a proof is bound to its TLS connection.
-inline constexpr std::uint16_t kVersion = 2;
+// Version 3: a proof names the role of its lane, and may carry an identity.
+inline constexpr std::uint16_t kVersion = 3;
 
 enum class Type : std::uint8_t {
   kHello = 1,      // client, first frame of the first lane
@@ -33,12 +33,13 @@ enum class Type : std::uint8_t {
   kJoined = 4,     // server's answer to kJoin
   kRefuse = 5,     // server's answer that closes the lane: RefuseBody, text
   kChallenge = 6,  // server's answer to kHello and kJoin if it has a secret: ChallengeBody
-  kProof = 7,  // client's answer to kChallenge: ProofBody; the server's answer then carries a proof
-  kRejoin = 8,        // client, first frame of a lane that replaces a lost one
-  kRejoined = 9,      // server's answer to kRejoin
-  kResume = 10,       // client, after kRejoined: ResumeBody, RefusalOnWire[]
-  kResumed = 11,      // server's answer: the same for its side; the lane is in use from here
-  kWrite = 16,        // WriteBody, BlockOnWire[], payload; sequenced
+  kProof = 7,      // client's answer to kChallenge: ProofBody, identity; the server's answer then
+                   // carries a proof
+  kRejoin = 8,     // client, first frame of a lane that replaces a lost one
+  kRejoined = 9,   // server's answer to kRejoin
+  kResume = 10,    // client, after kRejoined: ResumeBody, RefusalOnWire[]
+  kResumed = 11,   // server's answer: the same for its side; the lane is in use from here
+  kWrite = 16,     // WriteBody, BlockOnWire[], payload; sequenced
   kReadRequest = 17,  // WriteBody, BlockOnWire[]; answered in order by kReadData or kReadRefused
   kReadData = 18,     // SliceBody, payload; sequenced
   kReadRefused = 19,  // RefuseBody, text

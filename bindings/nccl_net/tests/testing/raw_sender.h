@@ -73,6 +73,7 @@ class RawSender {
   template <class Wire>
   session::wire::Type Enter(const Wire& hello, const Key& key) {
     session::Exchange exchange;
+    exchange.role = session::wire::Role::kNccl;
     exchange.first = session::wire::Type::kHello;
     const auto said = session::wire::BytesOf(hello);
     exchange.opening.assign(said.begin(), said.end());
