@@ -1,7 +1,9 @@
 // Tests which endpoints may connect to which, with and without a shared secret.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <filesystem>
@@ -340,6 +342,7 @@ TEST_F(ImpostorTest, WithAProofForAnotherTlsConnectionIsRefused) {
                                      .opening = hello.rest,
                                      .binding = {std::byte{1}},
                                      .client = proof.nonce,
+                                     .identity = {},
                                      .answer = welcome};
     EXPECT_TRUE(lane.Say(
         {.type = Type::kWelcome, .body = Joined(welcome, Pod(exchange.ServerProof(*secret)))}));
