@@ -98,7 +98,7 @@ Result<UnpackRows> UnpackRows::Open(const ReceiveComm& comm, cuda::DeviceApi* ap
                              handle.meta == nullptr ? "no rows of metadata" : "no bounce pool",
                              kNotTrusted));
   }
-  UnpackRows rows(handle.meta, handle.bounce_pool, comm.plugin().has_tcpx_requests());
+  UnpackRows rows(handle.meta, handle.bounce_pool, handle.head, comm.plugin().has_tcpx_requests());
   FERRY_TRY(rows.FindPool(comm.plugin(), api, ordinal));
   return rows;
 }

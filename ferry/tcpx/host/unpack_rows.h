@@ -30,8 +30,10 @@ class UnpackRows {
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, int ordinal,
                                  Deadline deadline);
 
-  // As the plugin has given it.
-  const layout::UnpackHandle& handle() const noexcept { return handle_; }
+  // What the plugin's handle says, for logs.
+  const layout::UnpackMeta* meta() const noexcept { return meta_; }
+  const std::byte* base() const noexcept { return base_; }
+  std::uint64_t head() const noexcept { return head_; }
   // What fragments are offsets in. Its address is that for the CPU, where the pool is host memory.
   const Place& pool() const noexcept { return pool_; }
   std::uint64_t pool_bytes() const noexcept { return pool_bytes_; }
@@ -54,13 +56,14 @@ class UnpackRows {
   Result<std::span<const Fragment>> Read(const ReceiveComm::Arrival& arrival) const;
 
  private:
-  UnpackRows(layout::UnpackMeta* meta, std::byte* base, bool has_known_requests)
-      : meta_(meta), base_(base), has_known_requests_(has_known_requests) {}
+  UnpackRows(layout::UnpackMeta* meta, std::byte* base, std::uint64_t head, bool has_known_requests)
+      : meta_(meta), base_(base), head_(head), has_known_requests_(has_known_requests) {}
   Status FindPool(const Plugin& plugin, cuda::DeviceApi* api, int ordinal);
   Status MeasurePool(const Plugin& plugin, const cuda::PointerInfo& info);
 
   layout::UnpackMeta* meta_;
   std::byte* base_;          // of the pool
+  std::uint64_t head_;       // number of receives when the handle was read, less 1
   bool has_known_requests_;  // requests are those of layout::Request
   Place pool_;
   std::uint64_t pool_bytes_ = 0;

@@ -72,11 +72,9 @@ void LogDevices(const Plugin& plugin) {
 }
 
 void LogHandle(const UnpackRows& rows) {
-  const layout::UnpackHandle& handle = rows.handle();
   Log(LogLevel::kInfo, "plugin",
       "device handle: meta={:#x} bounce_buf={:#x} head={}, pool of {} bytes",
-      cuda::AddressOf(handle.meta), cuda::AddressOf(handle.bounce_pool), handle.head,
-      rows.pool_bytes());
+      cuda::AddressOf(rows.meta()), cuda::AddressOf(rows.base()), rows.head(), rows.pool_bytes());
 }
 
 std::string FirstBytes(std::span<const std::byte> bytes) {

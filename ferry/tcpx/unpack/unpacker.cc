@@ -200,6 +200,8 @@ Result<std::uint64_t> Unpacker::Completed() {
   return done_;
 }
 
+std::uint32_t Unpacker::rows_groups() const noexcept { return rows_ ? rows_->last_groups() : 0; }
+
 std::vector<RefusedRows> Unpacker::TakeRefused(std::uint64_t ticket) {
   std::vector<RefusedRows> taken;
   if (refused_.empty()) return taken;

@@ -134,7 +134,7 @@ class Unpacker {
   // Whether EnqueueRows() can be used: with a kernel, not with an executor of the caller's.
   bool reads_rows() const noexcept { return rows_ != nullptr; }
   // Thread blocks of the last EnqueueRows(); 0 before the first.
-  std::uint32_t rows_groups() const noexcept { return rows_ ? rows_->last_groups() : 0; }
+  std::uint32_t rows_groups() const noexcept;
   // The refused messages of this batch, in order; the next call for it returns none. The batch must
   // be done. They are kept until they are taken.
   std::vector<RefusedRows> TakeRefused(std::uint64_t ticket);
