@@ -23,9 +23,10 @@ run("${scratch}/examples/write")
 set(ENV{FERRY_DEVICES} simulated:2)
 run("${scratch}/examples/write_gpu")
 run("${scratch}/examples/pipeline")
+run("${scratch}/examples/add_gelu")
 # Without devices both say so.
 set(ENV{FERRY_DEVICES} none)
-foreach(example write_gpu pipeline)
+foreach(example write_gpu pipeline add_gelu)
   execute_process(COMMAND "${scratch}/examples/${example}" RESULT_VARIABLE result
                   ERROR_VARIABLE said)
   if(NOT result EQUAL 77 OR NOT said MATCHES "skipped: .*devices=none")
