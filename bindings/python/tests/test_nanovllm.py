@@ -91,9 +91,12 @@ def test_the_custom_mlp_gets_its_weights_by_nano_vllms_own_loader(nano, model, m
 
 def test_a_checkpoint_of_other_sizes_is_named_by_nano_vllms_own_loader(nano, model, monkeypatch):
     mlp_instead(nano, monkeypatch, more=8)
-    with pytest.raises(tensorferry.InvalidArgument, match=r"the checkpoint's (gate|up)_proj.weight is "
-                       r"\[96, 64\]; this layer's is \[104, 64\]"), engine(model):
-        pass
+    said = r"the checkpoint's \w+_proj.weight is \[(96, 64|64, 96)\]; this layer's is \[(104, 64|64, 104)\]"
+    try:
+        with pytest.raises(tensorferry.InvalidArgument, match=said), engine(model):
+            pass
+    finally:
+        torch.distributed.destroy_process_group()  # which the engine has begun, and not its end
 
 
 def test_rowwise_layers_are_nano_vllms(nano, both):
