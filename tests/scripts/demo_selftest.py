@@ -15,7 +15,7 @@ SKIPPED = 77
 def targets_of_demo():
     """The targets that the script gives to `cmake --build`."""
     text = (ROOT / "scripts/demo").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if "cmake --build" in line]
+    lines = [line for line in text.splitlines() if "cmake --build --preset release" in line]
     assert len(lines) == 1, lines
     return re.search(r"--target((?: \w+)+)", lines[0]).group(1).split()
 
