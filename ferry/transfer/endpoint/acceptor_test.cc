@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ferry/net/admission.h"
+#include "ferry/net/provider.h"
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
