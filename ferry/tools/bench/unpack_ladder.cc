@@ -39,7 +39,7 @@ char LetterOf(Rung rung) { return static_cast<char>('a' + static_cast<int>(rung)
 
 Result<std::unique_ptr<UnpackLadder>> UnpackLadder::Create(cuda::DeviceApi* api, int ordinal,
                                                            UnpackBed* bed) {
-  std::unique_ptr<UnpackLadder> ladder(new UnpackLadder(api, bed));
+  std::unique_ptr<UnpackLadder> ladder(new UnpackLadder(api));
   FERRY_TRY_ASSIGN(ladder->chunks_, bed->ReadAll());
   const std::size_t count = ladder->chunks_.size();
   if (count > tcpx::kMaxUnpackBatches) {

@@ -44,13 +44,12 @@ class UnpackLadder {
     BlockKernelArguments arguments;
   };
 
-  UnpackLadder(cuda::DeviceApi* api, UnpackBed* bed) : api_(api), bed_(bed) {}
+  explicit UnpackLadder(cuda::DeviceApi* api) : api_(api) {}
   Result<Descriptors> Describe(int ordinal, const PlacedList& chunk, std::uint32_t groups) const;
   Status Launch(cuda::StreamRef stream, const Descriptors& chunk);
   Status Finish(cuda::StreamRef stream, Deadline deadline);
 
   cuda::DeviceApi* const api_;
-  UnpackBed* const bed_;
   std::vector<PlacedList> chunks_;
   std::vector<Descriptors> descriptors_;  // of each chunk
   cuda::Stream stream_;
