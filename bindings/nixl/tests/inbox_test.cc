@@ -44,7 +44,7 @@ class InboxTest : public ::testing::Test {
   static constexpr const char* kSecret = "of the receiver's metadata";
 
   static transfer::Endpoint Receiver(const Config& config) {
-    return Must(transfer::Endpoint::Create(config, nullptr, kSecret, CheckOfIdentities(kReceiver)));
+    return Must(transfer::Endpoint::Create(config, kSecret, CheckOfIdentities(kReceiver)));
   }
   Result<transfer::Connection> Dial(transfer::MakeIdentity identify) {
     return sender_.Connect(receiver_.address(), TestDeadline(), kSecret, std::move(identify));
