@@ -70,17 +70,21 @@ struct SocketList {
   std::mutex mutex;  // over what is written
 
   // Puts `entry` into the place of the one that has the cookie `old`, in the bucket of `cookie`. In
-  // a full bucket there is no free one: the socket is not listed then.
-  void Replace(std::uint64_t cookie, std::uint64_t old, const Entry& entry) {
+  // a full bucket there is no free one: the socket is not listed then. Returns how many are listed
+  // now.
+  int Replace(std::uint64_t cookie, std::uint64_t old, const Entry& entry) {
     const std::lock_guard lock(mutex);
     const Bucket bucket = ReadBucket(fd.get(), cookie);
     const auto* const place = std::find_if(bucket.begin(), bucket.end(),
                                            [old](const Entry& at) { return at.cookie == old; });
-    if (!fd || place == bucket.end()) return;
+    if (!fd || place == bucket.end()) return count;
     const auto index = static_cast<off_t>(place - bucket.begin());
     (void)!::pwrite(fd.get(), &entry, sizeof entry,
                     PlaceOf(cookie) + index * static_cast<off_t>(sizeof entry));
+    return count += entry.cookie != 0 ? 1 : -1;
   }
+
+  int count = 0;
 };
 
 // A forked child has a list of its own, and never touches that of its parent.
@@ -249,6 +253,11 @@ class LastProcess {
     }
     return process_;
   }
+  // Closes its descriptors.
+  void Forget() {
+    const std::lock_guard lock(mutex_);
+    process_.reset();
+  }
 
  private:
   std::mutex mutex_;  // over the rest
@@ -256,6 +265,12 @@ class LastProcess {
   std::shared_ptr<const OwnProcess> process_;
   Clock::time_point until_;
 };
+
+// Kept until no socket is listed any more.
+LastProcess& KeptProcess() {
+  static PerProcess<LastProcess> last;
+  return last.Get();
+}
 
 }  // namespace
 
@@ -273,11 +288,11 @@ ProcessHint ThisProcess() {
 }
 
 ListedSocket::ListedSocket(int socket) : cookie_(CookieOf(socket)) {
-  if (cookie_ != 0) OwnList().Replace(cookie_, 0, {cookie_, socket});
+  if (cookie_ != 0) (void)OwnList().Replace(cookie_, 0, {cookie_, socket});
 }
 
 ListedSocket::~ListedSocket() {
-  if (cookie_ != 0) OwnList().Replace(cookie_, cookie_, {});
+  if (cookie_ != 0 && OwnList().Replace(cookie_, cookie_, {}) == 0) KeptProcess().Forget();
 }
 
 bool IsHeldBy(const ProcessHint& process, int socket) {
@@ -291,8 +306,7 @@ bool IsHeldBy(const ProcessHint& process, int socket) {
   if (!own || own->cookie != CookieOf(socket)) return false;
   const auto other = FindOther(kernel, *ends, interface);
   if (!other || other->uid != ::geteuid()) return false;
-  static PerProcess<LastProcess> last;
-  const auto owner = last.Get().Open(process);
+  const auto owner = KeptProcess().Open(process);
   return owner && owner->Has(*other);
 }
 

@@ -6,13 +6,14 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "ferry/net/socket_owner.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/tcpx/factory.h"
@@ -24,22 +25,16 @@ namespace {
 
 using net::Address;
 using net::TestHost;
+using net::ThisProcess;
 using testing::ScopedVariables;
 using testing::StandIn;
 using testing::Variables;
 using transfer::Must;
 
-// Without what proofs of local peers keep: lists of sockets, and the last process's folder.
 std::size_t DescriptorsOpen() {
-  std::size_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code closed;
-    const std::string target = std::filesystem::read_symlink(entry, closed);
-    const bool is_kept =
-        target.find("ferry-sockets") != std::string::npos || target.rfind("/proc/", 0) == 0;
-    if (!closed && !is_kept) ++count;
-  }
-  return count;
+  (void)ThisProcess();  // opens the list of this process's sockets, once
+  return static_cast<std::size_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
 
 class AbandonedConnect : public ::testing::Test {
