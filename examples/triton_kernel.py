@@ -4,8 +4,8 @@
 usage: triton_kernel.py [--rows N] [--columns N] [--out DIR]
 
 The kernel is silu(gate) * up over the halves of each row, as tensorferry.kernels.silu_and_mul. The
-same calls take any other callable. Without a GPU (or Triton) the kernel runs in Triton's interpreter
-on a small tensor, which shows that it is right, and its times say nothing.
+same calls take any other callable. Without a GPU the kernel runs in Triton's interpreter on a small
+tensor, which shows that it is right, and its times say nothing.
 """
 
 import argparse

@@ -20,8 +20,9 @@ std::optional<Error> FindDifference(const RankWire& own, const RankWire& others,
                                     const std::string& peer);
 // The error for a rank whose plugin uses another protocol version.
 Error OtherVersion(std::uint16_t others, const std::string& peer);
-// What a rank that has no such listen comm says when it refuses a lane, and the error for that.
+// The reason with which a rank refuses a lane for a listen comm that it does not have.
 inline constexpr const char* kUnknownListen = "unknown or closed listen comm";
+// The error of the rank that was refused so.
 Error ListenCommClosed(const std::string& peer);
 
 }  // namespace ferry::nccl_net

@@ -38,11 +38,11 @@ struct InboxLimits {
 // nobody waits for a slow one. A sender that stops in the middle of a notification is closed after
 // InboxLimits::silence.
 //
-// Each connection names an agent and the key by which that has signed for it (identity.h). A name
-// is proved by the key of the metadata that is loaded of that agent. One that is not loaded belongs
-// to the key that was the first to claim it, until the connections of that have ended. Who claims a
-// name that is another's waits for InboxLimits::claim, since its metadata may be on its way here,
-// and the other may be gone without a word.
+// The identity of each connection has the name of an agent and the key that signed it (identity.h).
+// A name is proved by the key of the metadata that is loaded of that agent. One that is not loaded
+// belongs to the key that was the first to claim it, until the connections of that have ended. Who
+// claims a name that is another's waits for InboxLimits::claim, since its metadata may be on its
+// way here, and the other may be gone without a word.
 class Inbox {
  public:
   // The endpoint, which has CheckOfIdentities(), and the tasks outlive it. Errors: kUnavailable
@@ -67,7 +67,7 @@ class Inbox {
     transfer::Connection connection;
     transfer::Readiness readiness;
     std::string agent;                       // the name that it claims
-    PublicKey key{};                         // by which it has signed for that
+    PublicKey key{};                         // the key that signed this name
     bool named = false;                      // the name is not another's
     Clock::time_point since = Clock::now();  // accepted, or sent the last piece
     Joiner joiner;

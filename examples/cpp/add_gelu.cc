@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 
 #include "ferry/core/config.h"
 #include "ferry/cuda/device_api.h"

@@ -14,6 +14,7 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,12 +33,12 @@ namespace tcpx = ferry::tcpx;
 using ferry::Code, ferry::Deadline, ferry::Error, ferry::Result, ferry::Status;
 using tcpx::Plugin, tcpx::ReceiveComm, tcpx::Registration, tcpx::SendComm, tcpx::Unpacker;
 
-constexpr int kGpu = 0;     // of this process
-constexpr int kDevice = 0;  // of the plugin
+constexpr int kGpu = 0;     // the GPU of this process
+constexpr int kDevice = 0;  // the plugin's device
 constexpr std::size_t kChunk = 512 << 10;
 constexpr std::size_t kChunks = 64;
 constexpr std::size_t kBytes = kChunks * kChunk;
-constexpr int kTag = 42;  // of the first chunk
+constexpr int kTag = 42;  // the first chunk's tag
 
 Deadline Soon() { return Deadline::After(std::chrono::seconds(30)); }
 
@@ -48,7 +49,10 @@ Status Poll(const char* doing, Step step) {
   while (true) {
     FERRY_TRY_ASSIGN(const bool done, step());
     if (done) return ferry::Ok();
-    if (deadline.expired()) return Error(Code::kTimedOut, doing);
+    if (deadline.expired()) {
+      return Error(Code::kTimedOut,
+                   std::string(doing) + " did not end within 30 s; see what the other side prints");
+    }
   }
 }
 
@@ -71,7 +75,7 @@ Status Send(Plugin* plugin, cuda::DeviceApi* gpu) {
 
   tcpx::Handle handle;
   if (std::fread(handle.data(), 1, handle.size(), stdin) != handle.size()) {
-    return Error(Code::kPeerLost, "stdin has no handle; see what the receiver says");
+    return Error(Code::kPeerLost, "stdin ended before the handle; see what the receiver prints");
   }
   tcpx::Connecting connecting(plugin, kDevice, handle);
   std::unique_ptr<SendComm> comm;

@@ -22,7 +22,7 @@ def load(path):
     try:
         native = ctypes.CDLL(path).swish
     except (OSError, AttributeError) as error:
-        sys.exit(f"swish: {path} cannot be used: {error}; make it by the command in swish.cu")
+        sys.exit(f"swish: {path} cannot be used: {error}; build it with the command in swish.cu")
     native.restype = ctypes.c_char_p
     native.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int,
                        ctypes.c_void_p]
@@ -39,7 +39,8 @@ def load(path):
             stream = torch.cuda.current_stream().cuda_stream
             wrong = native(x.data_ptr(), out.data_ptr(), x.numel(), beta, TYPES[x.dtype], stream)
         if wrong:
-            raise RuntimeError(f"swish: the kernel was not launched: {wrong.decode()}")
+            raise RuntimeError(f"swish: the kernel was not launched: {wrong.decode()}; build libswish.so for "
+                               "this GPU (-arch=native)")
         return out
 
     @swish.register_kernel("cpu")
@@ -67,7 +68,8 @@ def check(swish, device):
     """Every type and odd sizes, against float64; raises where an element is wrong."""
     for dtype in TYPES:
         for count in (0, 1, 7, 1024, 100_003):
-            for x in (torch.randn(count, device=device).to(dtype), torch.randn(count + 1, device=device).to(dtype)[1:]):
+            whole = torch.randn(count + 1, device=device).to(dtype)
+            for x in (whole[:-1], whole[1:]):  # aligned to 16 bytes, and not
                 wide = x.double()
                 right = wide * torch.sigmoid(1.5 * wide)
                 torch.testing.assert_close(swish(x, 1.5), right.to(dtype))
@@ -80,7 +82,7 @@ def main():
     check(swish, "cpu")
     print("the formula for the CPU is right")
     if not torch.cuda.is_available():
-        print("skipped: there is no GPU, which the kernel needs")
+        print("skipped the kernel: torch finds no GPU; run this on a machine with one")
         return
     check(swish, "cuda")
     print("the kernel is right")

@@ -40,8 +40,8 @@ KINDS = (*OF_FERRY, "python", "python shell")
 NEEDS = {  # a program that ends well where it is there, and the sentence where it is not
     "torch": ("import torch, tensorferry.kernels", "torch is not installed"),
     "Triton": ("import triton", "Triton is not installed"),
-    "nano-vllm": ("import nanovllm.kernels", "there is no nano-vllm; TENSORFERRY_NANOVLLM can name a checkout"),
-    "a GPU": ("import torch, sys; sys.exit(not torch.cuda.is_available())", "there is no GPU"),
+    "nano-vllm": ("import nanovllm.kernels", "nanovllm.kernels cannot be imported; install this package's wheel and nano-vllm 0.2, or set "
+                  "TENSORFERRY_NANOVLLM to a checkout"),
 }
 
 
@@ -137,11 +137,11 @@ def run_all(ferry, python):
                 continue
             kind, needs = parts(word)
             program = ferry if kind in OF_FERRY else python
-            missing = [sentence for name in needs if python and (sentence := is_missing(python, name))]
+            reasons = [sentence for name in needs if python and (sentence := is_missing(python, name))]
             if program is None:
-                missing = ["the program ferry is not there" if kind in OF_FERRY else "the Python package is not there"]
-            if missing:
-                skipped.append(f"{place}: skipped: {'; '.join(missing)}")
+                reasons = ["the program ferry is not there" if kind in OF_FERRY else "the Python package is not there"]
+            if reasons:
+                skipped.append(f"{place}: skipped: {'; '.join(reasons)}")
                 continue
             command = python_command(folder, number, python, body) if kind == "python" else \
                 ["bash", "-euo", "pipefail", "-c", body]

@@ -105,7 +105,7 @@ class Commands(unittest.TestCase):
 
     def test_what_a_block_needs_is_known_and_is_a_reason_to_skip_it(self):
         text = "<!-- run: python; needs torch, a boat -->\n```python\npass\n```\n"
-        self.assertIn("may need torch, Triton, nano-vllm, a GPU, and not a boat", self.marks(text)[0][0])
+        self.assertIn("may need torch, Triton, nano-vllm, and not a boat", self.marks(text)[0][0])
         self.assertIn("not by shell; needs torch", self.marks(text.replace("python; needs torch, a boat",
                                                                           "shell; needs torch"))[0][0])
 

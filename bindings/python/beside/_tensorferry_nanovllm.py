@@ -14,24 +14,24 @@ _VERSION = "0.2"
 
 
 class _Finder:
-    """Before all others on sys.meta_path; has them look first."""
+    """Stands first on sys.meta_path, and asks the other finders before it answers."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "nanovllm" and name not in _PROVIDED:
             return None
-        spec = self._of_others(name, path, target)
+        spec = self._find_elsewhere(name, path, target)
         if name in _PROVIDED:
             return _provided(name) if spec is None else spec
         caller = sys._getframe(1).f_back
         if spec is None and caller and caller.f_code.co_name == "_find_and_load_unlocked":
-            # It is an import; find_spec() of importlib.util gets None.
+            # An import statement called this; importlib.util.find_spec() must get None instead.
             raise ModuleNotFoundError(
                 "No module named 'nanovllm': nano-vllm is not installed; install it (python -m pip "
-                "install git+https://github.com/GeeeekExplorer/nano-vllm), or import "
+                "install --no-deps git+https://github.com/GeeeekExplorer/nano-vllm), or import "
                 "tensorferry.nanovllm.kernels, which needs no nano-vllm", name=name)
         return None if spec is None else _with_flash_attn(spec)
 
-    def _of_others(self, name, path, target):
+    def _find_elsewhere(self, name, path, target):
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if finder is not self and find is not None:

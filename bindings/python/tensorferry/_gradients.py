@@ -132,7 +132,7 @@ _BACKWARD = {
 
 
 class _NoGradient(torch.autograd.Function):
-    """The tensor, as the output of an op without a gradient: backward() through it raises Unsupported."""
+    """Returns the tensor unchanged; backward() through it raises Unsupported."""
 
     @staticmethod
     def forward(ctx, text, tensor, *inputs):
@@ -143,7 +143,7 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        # By an op, as torch.compile traces this before anybody has called backward().
+        # torch.compile traces this in advance, so an op refuses, which raises when it runs.
         refuse = torch.ops.tensorferry._no_gradient
         return None, *(refuse(grad, shape, dtype, ctx.text) for shape, dtype in ctx.alike)
 
@@ -163,7 +163,7 @@ def _define_no_gradient(library):
 
 
 def _refuse_leaf(name, argument, tensor):
-    """As torch's own ops in place do, which would lose what the leaf was."""
+    """Refuses to overwrite a leaf that requires a gradient, as torch's in-place ops do."""
     base = tensor if tensor._base is None else tensor._base
     if tensor.requires_grad and base.is_leaf:
         raise errors.InvalidArgument(

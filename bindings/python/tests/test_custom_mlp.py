@@ -34,7 +34,7 @@ def test_one_command_runs_the_four_groups(tmp_path, capsys):
         assert f"\n{group}:" in said
     assert said.count("passed") == 5 * 3 and "WRONG" not in said
     assert said.count("torch's ops") == 2 * 5 and "bytes more" in said
-    assert said.count("not judged: there is no GPU") == 5
+    assert said.count("not judged: the CPU's kernels ran") == 5
     assert "not run: the GPU's kernels" in said
     assert json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
     assert "silu_and_mul" in (tmp_path / "profile_report.txt").read_text()
@@ -50,7 +50,7 @@ def test_a_kernel_is_judged_by_its_speed_over_torchs_ops():
     kernel = custom_mlp._Case("add", torch.add, torch.add, ())
     assert custom_mlp._judged(kernel, 1.21, "cuda") == "more than 1.2 times: met"
     assert custom_mlp._judged(kernel, 1.2, "cuda") == "more than 1.2 times: NOT met"
-    assert custom_mlp._judged(kernel, 1.21, "cpu") == "not judged: there is no GPU"
+    assert custom_mlp._judged(kernel, 1.21, "cpu").startswith("not judged: the CPU's kernels ran")
     mlp = kernel._replace(ours=custom_mlp.CustomGatedMLP(8, 8))
     assert custom_mlp._judged(mlp, 1.1, "cuda") == "not judged: its matrix products are torch's"
 

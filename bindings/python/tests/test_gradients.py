@@ -1,7 +1,5 @@
 """Gradients of the ops against torch's formulas in float64; ops without one say so in backward()."""
 
-import functools
-
 import pytest
 
 import tensorferry
@@ -10,6 +8,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tensorferry import _formulas, _gradients, kernels, layers  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+
+from row_ops import function_of  # noqa: E402
 
 ops = torch.ops.tensorferry
 DEVICES = [
@@ -45,12 +45,6 @@ def inputs_of(name, dtype=torch.float32, device="cpu"):
 
 NAMES = ["fused_add_gelu", "fused_add_gelu_tanh", "element_wise_mul_add", "rms_norm", "add_rms_norm",
          *GATES]
-
-
-def function_of(name):
-    if name == "fused_add_gelu_tanh":  # an operator, and an argument of the function
-        return functools.partial(kernels.fused_add_gelu, approximate="tanh")
-    return getattr(kernels, name)
 
 
 of_each_op = pytest.mark.parametrize("name", NAMES)
@@ -308,7 +302,7 @@ def test_caches_that_are_views_are_written_and_backward_says_so():
         caches.sum().backward()
 
 
-def test_a_quantised_result_is_written_though_the_weight_requires_a_gradient():
+def test_a_quantized_result_is_written_though_the_weight_requires_a_gradient():
     x, weight = torch.randn(3, 16), torch.ones(16, requires_grad=True)
     for dtype in (torch.uint8, torch.float8_e4m3fn):
         result = torch.zeros(3, 16, dtype=dtype)

@@ -1,6 +1,5 @@
 """The ops as torch operators, against torch's formulas in float64, and as torch asks of operators."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import tensorferry
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tensorferry import _formulas, kernels  # noqa: E402
+
+from row_ops import function_of  # noqa: E402
 
 ops = torch.ops.tensorferry
 GATES = [name for name in kernels.__all__ if name.endswith("_and_mul")]
@@ -31,12 +32,6 @@ of_each_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 def normal(shape, dtype, device):
     return torch.randn(shape, dtype=torch.float32).to(dtype).to(device)
-
-
-def function_of(name):
-    if name == "fused_add_gelu_tanh":  # an operator, and an argument of the function
-        return functools.partial(kernels.fused_add_gelu, approximate="tanh")
-    return getattr(kernels, name)
 
 
 # The rounding of results to their type, on their way: docs/kernels/accuracy.md.

@@ -19,7 +19,7 @@ try:
     nanovllm.find()
 except tensorferry.Unsupported:
     pytest.skip(
-        "there is no nano-vllm; TENSORFERRY_NANOVLLM can name a checkout", allow_module_level=True
+        "nano-vllm is not installed; install it, or set TENSORFERRY_NANOVLLM to a checkout", allow_module_level=True
     )
 
 from nanovllm_engine import Reference, engine, greedy, prompts_of, write_model  # noqa: E402
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_other_sizes_is_named_by_nano_vllms_own_loader(nano, mod
         with pytest.raises(tensorferry.InvalidArgument, match=said), engine(model):
             pass
     finally:
-        torch.distributed.destroy_process_group()  # which the engine has begun, and not its end
+        torch.distributed.destroy_process_group()  # the engine failed after it had made one
 
 
 def test_rowwise_layers_are_nano_vllms(nano, both):

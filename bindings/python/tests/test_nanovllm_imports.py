@@ -121,7 +121,7 @@ def test_the_names_are_found_beside_the_real_nano_vllm():
     """With a checkout of TENSORFERRY_NANOVLLM."""
     checkout = os.environ.get("TENSORFERRY_NANOVLLM")
     if not checkout:
-        pytest.skip("there is no nano-vllm; TENSORFERRY_NANOVLLM can name a checkout")
+        pytest.skip("set TENSORFERRY_NANOVLLM to a checkout of nano-vllm")
     for needed in ("transformers", "xxhash", "safetensors", "triton", "tqdm"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"nano-vllm needs {needed}, which is not installed")

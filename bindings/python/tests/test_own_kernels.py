@@ -18,7 +18,7 @@ FOLDER = pathlib.Path(__file__).parents[3] / "examples" / "own_kernel"
 def library(tmp_path_factory):
     nvcc = shutil.which("nvcc", path=os.environ["PATH"] + ":/usr/local/cuda/bin")
     if nvcc is None:
-        pytest.skip("there is no nvcc, which compiles the kernel")
+        pytest.skip("nvcc is neither in PATH nor in /usr/local/cuda/bin; install the CUDA toolkit")
     path = tmp_path_factory.mktemp("own") / "libswish.so"
     arch = "native" if torch.cuda.is_available() else "sm_90a"
     subprocess.run([nvcc, "-O3", f"-arch={arch}", "-Werror", "all-warnings", "-Xcompiler",
@@ -43,7 +43,7 @@ def test_the_program_checks_the_kernel_or_says_why_it_did_not(library):
     if torch.cuda.is_available():
         assert "the kernel is right" in ended.stdout and "of a copy's" in ended.stdout
     else:
-        assert "skipped: there is no GPU" in ended.stdout
+        assert "skipped the kernel: torch finds no GPU" in ended.stdout
 
 
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path):

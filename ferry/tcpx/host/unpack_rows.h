@@ -30,17 +30,16 @@ class UnpackRows {
   static Result<UnpackRows> Open(const ReceiveComm& comm, cuda::DeviceApi* api, int ordinal,
                                  Deadline deadline);
 
-  // What the plugin's handle says, for logs.
+  // What the plugin's handle says beside the pool, for logs.
   const layout::UnpackMeta* meta() const noexcept { return meta_; }
-  const std::byte* base() const noexcept { return base_; }
   std::uint64_t head() const noexcept { return head_; }
   // What fragments are offsets in. Its address is that for the CPU, where the pool is host memory.
   const Place& pool() const noexcept { return pool_; }
   std::uint64_t pool_bytes() const noexcept { return pool_bytes_; }
   // How the pool is copied to GPU memory: UnpackerOptions::kind.
   cuda::CopyKind copy_kind() const noexcept { return copy_kind_; }
-  // Whether kernels of the GPU can read the pool, as far as CUDA says; copy engines always can. Not
-  // where the pool lies in another GPU that it has no peer access to.
+  // Whether kernels of the GPU can read the pool, as far as CUDA says: they cannot where it lies in
+  // another GPU without peer access. Copy engines always can.
   bool kernels_read_pool() const noexcept { return kernels_read_pool_; }
   // Lets kernels of this device read the rows: registers them, where they are ordinary host memory,
   // and otherwise needs all of them pinned. Where that does not work the rows stay as they are, and

@@ -74,7 +74,7 @@ void LogDevices(const Plugin& plugin) {
 void LogHandle(const UnpackRows& rows) {
   Log(LogLevel::kInfo, "plugin",
       "device handle: meta={:#x} bounce_buf={:#x} head={}, pool of {} bytes",
-      cuda::AddressOf(rows.meta()), cuda::AddressOf(rows.base()), rows.head(), rows.pool_bytes());
+      cuda::AddressOf(rows.meta()), rows.pool().address, rows.head(), rows.pool_bytes());
 }
 
 std::string FirstBytes(std::span<const std::byte> bytes) {

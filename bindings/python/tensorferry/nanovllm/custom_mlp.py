@@ -109,7 +109,7 @@ def _correctness(options):
 
 def _judged(case, speedup, device):
     if device == "cpu":
-        return "not judged: there is no GPU"
+        return "not judged: the CPU's kernels ran; --device cuda judges the GPU's"
     if isinstance(case.ours, torch.nn.Module):
         return "not judged: its matrix products are torch's"
     return f"more than {_SPEEDUP} times: {'met' if speedup > _SPEEDUP else 'NOT met'}"
