@@ -27,8 +27,10 @@
 namespace ferry::tcpx {
 namespace {
 
-// Chunks of a payload that keep a comm busy while the next one waits for the last to be in place.
-constexpr std::uint64_t kBusyChunks = 8;
+// Bytes and chunks of a payload that keep a comm busy while the next one waits for the last to be in
+// place: all but the last chunk are unpacked while others come.
+constexpr std::uint64_t kBusyBytes = 4 << 20;
+constexpr std::uint64_t kBusyChunks = 2;
 
 // Devices take turns, for all lanes of the provider. Any thread.
 class DeviceTurn {
@@ -200,7 +202,7 @@ class PluginProvider final : public net::Provider {
     capabilities.spliced_pages = false;
     capabilities.tls = false;  // it would not cover the payloads
     capabilities.registered_memory = true;
-    capabilities.busy_payload_bytes = kBusyChunks * terms_.chunks.bytes;
+    capabilities.busy_payload_bytes = std::max(kBusyBytes, kBusyChunks * terms_.chunks.bytes);
     if (terms_.gpu) capabilities.gpu = terms_.gpu.ordinal;
     return capabilities;
   }

@@ -2,6 +2,7 @@
 #include "ferry/transfer/endpoint/fitted_config.h"
 
 #include <algorithm>
+#include <bit>
 #include <string_view>
 
 namespace ferry::transfer {
@@ -21,13 +22,13 @@ Config FittedTo(const net::Capabilities& capabilities, Config config) {
   const ConfigValues usual;
   std::uint64_t wanted = capabilities.busy_payload_bytes;
   Raise(config, "window_bytes", usual.window_bytes, kSlicesInWindow * wanted, &config.window_bytes);
-  // A window must hold a slice; pinned memory, eight.
+  // A window must hold a slice.
   wanted = std::min(wanted, config.window_bytes);
   Raise(config, "slice_bytes", usual.slice_bytes, wanted, &config.slice_bytes);
-  if (config.stage_bytes >= 8 * wanted) {
-    Raise(config, "stage_slice_bytes", usual.stage_slice_bytes,
-          std::min(wanted, config.slice_bytes), &config.stage_slice_bytes);
-  }
+  // Pinned memory must hold eight. Of 256 KiB each, 64 MiB between two GPUs go at a twelfth.
+  Raise(config, "stage_slice_bytes", usual.stage_slice_bytes,
+        std::min({wanted, config.slice_bytes, std::bit_floor(config.stage_bytes / 8)}),
+        &config.stage_slice_bytes);
   return config;
 }
 

@@ -48,11 +48,14 @@ TEST(FittedConfig, AWindowThatTheUserHasSetBoundsTheSlices) {
   EXPECT_TRUE(fitted.Validate());
 }
 
-TEST(FittedConfig, PinnedMemoryThatIsTooSmallKeepsItsSlices) {
+// Regression: they stayed as small as for TCP, which made large chunks twelve times slower.
+TEST(FittedConfig, PinnedMemoryHoldsEightSlices) {
   Config config;
-  config.stage_bytes = 8 * kMiB;
-  EXPECT_EQ(FittedTo(kLargePayloads, config).stage_slice_bytes, Config().stage_slice_bytes);
+  config.stage_bytes = 9 * kMiB;
+  EXPECT_EQ(FittedTo(kLargePayloads, config).stage_slice_bytes, kMiB);
   EXPECT_TRUE(FittedTo(kLargePayloads, config).Validate());
+  config.stage_bytes = kMiB;
+  EXPECT_EQ(FittedTo(kLargePayloads, config).stage_slice_bytes, Config().stage_slice_bytes);
 }
 
 }  // namespace
