@@ -13,6 +13,7 @@ namespace ferry::net {
 namespace {
 
 constexpr std::size_t kMaxAnswer = 16 * 1024;
+constexpr int kNamespaceOption = 71;  // SO_NETNS_COOKIE, which older headers lack
 
 template <class T>
 void Append(std::vector<std::byte>* bytes, const T& value) {
@@ -27,8 +28,9 @@ Netlink::Netlink(int protocol)
 
 std::optional<std::vector<std::byte>> Netlink::Ask(std::uint16_t type,
                                                    std::span<const std::byte> body,
-                                                   std::uint16_t answer_type) const {
+                                                   std::uint16_t answer_type) {
   nlmsghdr header{};
+  header.nlmsg_seq = ++asked_;
   header.nlmsg_len = static_cast<std::uint32_t>(sizeof header + body.size());
   header.nlmsg_type = type;
   header.nlmsg_flags = NLM_F_REQUEST;
@@ -37,9 +39,13 @@ std::optional<std::vector<std::byte>> Netlink::Ask(std::uint16_t type,
   bytes.insert(bytes.end(), body.begin(), body.end());
   if (!fd_ || ::send(fd_.get(), bytes.data(), bytes.size(), 0) < 0) return std::nullopt;
   bytes.resize(kMaxAnswer);
-  const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-  if (got < static_cast<ssize_t>(sizeof header)) return std::nullopt;
-  std::memcpy(&header, bytes.data(), sizeof header);
+  ssize_t got = 0;
+  // The answer to an earlier request, whose recv() has failed, may come first.
+  do {
+    got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got < static_cast<ssize_t>(sizeof header)) return std::nullopt;
+    std::memcpy(&header, bytes.data(), sizeof header);
+  } while (header.nlmsg_seq != asked_);
   if (header.nlmsg_type != answer_type || header.nlmsg_len < sizeof header ||
       header.nlmsg_len > static_cast<std::size_t>(got)) {
     return std::nullopt;
@@ -57,6 +63,14 @@ std::optional<std::vector<std::byte>> AskLink(int index) {
   if (!answer || answer->size() < sizeof request) return std::nullopt;
   answer->erase(answer->begin(), answer->begin() + sizeof request);
   return answer;
+}
+
+std::uint64_t Netlink::network() const { return NamespaceOf(fd_.get()); }
+
+std::uint64_t NamespaceOf(int socket) {
+  std::uint64_t number = 0;
+  socklen_t bytes = sizeof number;
+  return ::getsockopt(socket, SOL_SOCKET, kNamespaceOption, &number, &bytes) == 0 ? number : 0;
 }
 
 int BoundTo(int socket) {

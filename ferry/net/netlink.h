@@ -17,16 +17,22 @@ class Netlink {
 
   // Sends one request of `type`, whose body is `body`, and returns the body of the kernel's answer;
   // nothing if that is an error or not of `answer_type`. Does not wait: the kernel answers within
-  // the send.
+  // the send. One thread at a time.
   std::optional<std::vector<std::byte>> Ask(std::uint16_t type, std::span<const std::byte> body,
-                                            std::uint16_t answer_type) const;
+                                            std::uint16_t answer_type);
+  // The network namespace that is asked, as NamespaceOf() says.
+  std::uint64_t network() const;
 
  private:
   const UniqueFd fd_;
+  std::uint32_t asked_ = 0;  // a number for each request
 };
 
 // The attributes of the interface of this index (rtnetlink(7)); nothing if there is none.
 std::optional<std::vector<std::byte>> AskLink(int index);
+
+// A number of a socket's network namespace, which the kernel never gives to two; 0 before Linux 5.14.
+std::uint64_t NamespaceOf(int socket);
 
 // The index of the interface that a socket is bound to: link-local addresses and listeners of one
 // interface bind theirs. 0: none, or the kernel does not tell (before Linux 5.0).

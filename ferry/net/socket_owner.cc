@@ -134,7 +134,7 @@ struct KernelSocket {
 
 // The socket of this network namespace whose ends are these, and which is bound to no interface or
 // to this one.
-std::optional<KernelSocket> Find(const Netlink& kernel, int family, const SocketEnd& local,
+std::optional<KernelSocket> Find(Netlink* kernel, int family, const SocketEnd& local,
                                  const SocketEnd& remote, int interface) {
   inet_diag_req_v2 request{};
   request.sdiag_family = static_cast<std::uint8_t>(family);
@@ -147,7 +147,7 @@ std::optional<KernelSocket> Find(const Netlink& kernel, int family, const Socket
   request.id.idiag_if = static_cast<std::uint32_t>(interface);
   request.id.idiag_cookie[0] = request.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
   const auto answer =
-      kernel.Ask(SOCK_DIAG_BY_FAMILY, std::as_bytes(std::span(&request, 1)), SOCK_DIAG_BY_FAMILY);
+      kernel->Ask(SOCK_DIAG_BY_FAMILY, std::as_bytes(std::span(&request, 1)), SOCK_DIAG_BY_FAMILY);
   inet_diag_msg found{};
   if (!answer || answer->size() < sizeof found) return std::nullopt;
   std::memcpy(&found, answer->data(), sizeof found);
@@ -160,8 +160,7 @@ std::optional<KernelSocket> Find(const Netlink& kernel, int family, const Socket
 // The socket at the other end of one that is bound to `interface`. It may be bound although that
 // one is not: a listener that is bound to the interface of its address also takes connections from
 // this machine.
-std::optional<KernelSocket> FindOther(const Netlink& kernel, const SocketEnds& ends,
-                                      int interface) {
+std::optional<KernelSocket> FindOther(Netlink* kernel, const SocketEnds& ends, int interface) {
   if (auto found = Find(kernel, ends.family, ends.remote, ends.local, interface)) return found;
   const std::size_t bytes = ends.family == AF_INET ? sizeof(in_addr) : sizeof(in6_addr);
   const int holder =
@@ -238,11 +237,31 @@ class OwnProcess {
   const UniqueFd list_;
 };
 
-// Keeps the process that was asked for last, for the further lanes of its connection: opening it
-// takes 11 of a proof's 24 system calls. It is opened again after a second, because it may have
-// given up its user id: sockets that it makes then are not ours, but older ones are.
-class LastProcess {
+// Keeps what a proof opens for the further lanes of its connection, until no socket is listed any
+// more: opening it takes 14 of a proof's 22 system calls.
+class Proofs {
  public:
+  // The socket at the other end of `socket`, whose ends are `ends`; nothing if it is unknown.
+  std::optional<KernelSocket> OtherEnd(int socket, const SocketEnds& ends) {
+    const int interface = BoundTo(socket);
+    const std::uint64_t network = NamespaceOf(socket);
+    const std::lock_guard lock(mutex_);
+    // A socket may belong to another network namespace, where the same ends are another connection.
+    if (!kernel_ || network == 0 || network != network_) {
+      kernel_.emplace(NETLINK_SOCK_DIAG);
+      network_ = kernel_->network();
+      if (network_ != network) return std::nullopt;
+    }
+    if (network == 0) {
+      // The kernel does not tell namespaces: the socket itself must be found where we ask.
+      const auto own = Find(&*kernel_, ends.family, ends.local, ends.remote, interface);
+      if (!own || own->cookie != CookieOf(socket)) return std::nullopt;
+    }
+    return FindOther(&*kernel_, ends, interface);
+  }
+
+  // The process that was asked for last is opened again after a second, because it may have given
+  // up its user id: sockets that it makes then are not ours, but older ones are.
   std::shared_ptr<const OwnProcess> Open(const ProcessHint& what) {
     const std::lock_guard lock(mutex_);
     if (what != what_ || !process_ || Clock::now() > until_) {
@@ -252,23 +271,26 @@ class LastProcess {
     }
     return process_;
   }
-  // Closes its descriptors.
+
+  // Closes all descriptors.
   void Forget() {
     const std::lock_guard lock(mutex_);
     process_.reset();
+    kernel_.reset();
   }
 
  private:
   std::mutex mutex_;  // over the rest
+  std::optional<Netlink> kernel_;
+  std::uint64_t network_ = 0;  // that kernel_ asks
   ProcessHint what_;
   std::shared_ptr<const OwnProcess> process_;
   Clock::time_point until_;
 };
 
-// Its process stays open until no socket is listed any more.
-LastProcess& KeptProcess() {
-  static PerProcess<LastProcess> last;
-  return last.Get();
+Proofs& KeptProofs() {
+  static PerProcess<Proofs> kept;
+  return kept.Get();
 }
 
 }  // namespace
@@ -291,21 +313,15 @@ ListedSocket::ListedSocket(int socket) : cookie_(CookieOf(socket)) {
 }
 
 ListedSocket::~ListedSocket() {
-  if (cookie_ != 0 && OwnList().Replace(cookie_, cookie_, {}) == 0) KeptProcess().Forget();
+  if (cookie_ != 0 && OwnList().Replace(cookie_, cookie_, {}) == 0) KeptProofs().Forget();
 }
 
 bool IsHeldBy(const ProcessHint& process, int socket) {
   const auto ends = EndsOf(socket);
   if (process.pid <= 0 || !ends) return false;
-  // This socket itself is looked for, too: it may belong to another network namespace, where the
-  // same ends are another connection.
-  const int interface = BoundTo(socket);
-  const Netlink kernel(NETLINK_SOCK_DIAG);
-  const auto own = Find(kernel, ends->family, ends->local, ends->remote, interface);
-  if (!own || own->cookie != CookieOf(socket)) return false;
-  const auto other = FindOther(kernel, *ends, interface);
+  const auto other = KeptProofs().OtherEnd(socket, *ends);
   if (!other || other->uid != ::geteuid()) return false;
-  const auto owner = KeptProcess().Open(process);
+  const auto owner = KeptProofs().Open(process);
   return owner && owner->Has(*other);
 }
 

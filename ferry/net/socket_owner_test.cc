@@ -85,7 +85,7 @@ bool IpCommands(const std::string& command) {
   return std::system((command + " 2>/dev/null").c_str()) == 0;
 }
 
-// A connection to an address of v0. The listener is bound to v0 where that is asked.
+// A connection to an address of this machine. The listener is bound to v0 where that is asked.
 void ExpectFound(const char* host, bool bound) {
   RawAddress raw = *ToRaw({host, 0});
   const UniqueFd listening(::socket(raw.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -123,6 +123,25 @@ TEST(SocketOwner, IsFoundWhereASocketIsBoundToAnInterface) {
     ExpectFound("fe80::5%v0", /*bound=*/false);
   }).join();
   if (!made) GTEST_SKIP() << "no network namespaces or veth interfaces here";
+}
+
+// The socket that asks the kernel is kept while a socket is listed, and asks one network namespace.
+TEST(SocketOwner, IsFoundInEachNetworkNamespaceInTurn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "network namespaces need root";
+  const Pair pair;
+  const ListedSocket listed(pair.dialed.fd());
+  const ListedSocket other(pair.accepted.get());
+  ExpectFound("127.0.0.1", /*bound=*/false);
+  bool made = false;
+  std::thread([&] {
+    made = ::unshare(CLONE_NEWNET) == 0 && IpCommands("ip link set lo up");
+    if (!made) return;
+    ExpectFound("127.0.0.1", /*bound=*/false);
+    EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.accepted.get())) << "of a namespace that is not asked";
+  }).join();
+  if (!made) GTEST_SKIP() << "no network namespaces here";
+  ExpectFound("127.0.0.1", /*bound=*/false);
+  EXPECT_TRUE(IsHeldBy(ThisProcess(), pair.accepted.get()));
 }
 
 // Bytes that this process passes on between two connections, as ssh -L does, are not its own: the
