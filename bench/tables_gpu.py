@@ -103,13 +103,39 @@ def unpack_two(result):
 
 def unpack_rows(result):
     """Unpacking alone, then transfers through the plugin: their times to launch are of a message and of a chunk."""
+    rows = result["rows"]
     alone = [[name, spread(row["gbps"], "GB/s"), spread(row["launch_us_per_message"], "µs")]
-             for name, row in result["rows"].items() if "launch_us_per_message" in row]
-    through = [[name.removeprefix("through the plugin, ").replace("65536 KiB", "64 MiB"), spread(row["gbps"], "GB/s"),
-                spread(row["launch_us"], "µs") if "launch_us" in row else ""]
-               for name, row in result["rows"].items() if "launch_us_per_message" not in row]
-    return [*grid(["unpacking alone", "median (min to max)", "launch per message"], alone), "",
-            *grid(["through the plugin", "median (min to max)", "from the plugin's report to the launch"], through)]
+             for name, row in rows.items() if "launch_us_per_message" in row]
+    by_rows = [[name.removeprefix("rows, "), spread(row["rows_gbps"], "GB/s"), spread(row["ratio"]),
+                spread(row["launch_us"], "µs")] for name, row in rows.items() if "rows_gbps" in row]
+    latency = [[through_name(name), spread(row["us_p50"], "µs"), spread(row["us_p99"], "µs")]
+               for name, row in rows.items() if "us_p50" in row]
+    lines = grid(["unpacking alone", "median (min to max)", "launch per message"], alone)
+    if by_rows:
+        lines += ["", *grid(["rows read by the GPU", "rate", "of a list prepared before", "until launched"], by_rows)]
+    lines += ["", *through_rows(rows)]
+    if latency:
+        lines += ["", *grid(["one write at a time", "median", "99th percentile"], latency)]
+    return lines
+
+
+def through_name(name):
+    return short(name.removeprefix("through the plugin, "))
+
+
+def through_rows(rows):
+    """Rates through the plugin, and beside them those of TCP where the same run has them."""
+    found = {name: row for name, row in rows.items()
+             if "gbps" in row and not {"launch_us_per_message", "us_p50"} & set(row)}
+    beside = {name: row for name, row in found.items() if name.startswith("plain TCP")}
+    lines = []
+    for name, row in found.items():
+        depth = ", depth 4" if ", depth 4" in name else ""
+        tcp = beside.get(f"plain TCP{depth}:{name.rpartition(':')[2]}") if name not in beside else None
+        lines.append([through_name(name), spread(row["gbps"], "GB/s"), spread(row.get("launch_us"), "µs"),
+                      *([ratio(middle(row, "gbps"), middle(tcp, "gbps")) if tcp else ""] if beside else [])])
+    return grid(["through the plugin", "median (min to max)", "from the plugin's report to the launch",
+                 *(["of plain TCP"] if beside else [])], lines)
 
 
 @one_gpu

@@ -85,6 +85,34 @@ class Writing(unittest.TestCase):
         self.assertEqual(starts.rows["ladder: a, all anew"]["values"]["ms_per_chunk"], ([1, 1], "ms"))
 
 
+    def test_what_goes_through_the_plugin_has_rows_and_small_messages_their_latency(self):
+        seen = {}
+
+        def rows_of(_, words, what, variables=None):
+            if "copy-bench" in words:
+                return [{"unpack": "kernel", "fragment_bytes": 4096, "bytes": 1 << 26, "messages": 128, "gbps": 1,
+                         "dma_ratio": 1, "read_us_per_message": 1, "launch_us_per_message": 1}]
+            seen[what] = (words, variables)
+            sizes = [8, 524288] if "latency" in what else [1 << 26]
+            return [{"op": "write", "size": size, "block_size": 0, "lanes": 8, "path": "network", "memory": "cuda:0",
+                     "gbps": 1, "seconds_p50": 1e-5, "seconds_p99": 2e-5} for size in sizes]
+
+        starts = bench_gpu.Starts()
+        with unittest.mock.patch.object(bench_gpu, "rows_of", rows_of):
+            bench_gpu.unpack(pathlib.Path("/nowhere"), starts, argparse.Namespace(starts=2, rounds=1))
+        for what, (words, variables) in seen.items():
+            through = what.startswith("through the plugin")
+            provider = words[words.index("--provider") + 1]
+            self.assertTrue(provider.startswith("plugin:") if through else provider == "tcp", what)
+            self.assertEqual("FERRY_STANDIN_SPREAD" in variables, "scattered" in what)
+        self.assertEqual(len(seen), len(gpu_check.THROUGH_PLUGIN) + len(gpu_check.BESIDE_PLUGIN))
+        self.assertEqual(starts.rows["through the plugin, latency, kernel: write 8 B"]["values"]["us_p50"],
+                         ([10, 10], "us"))
+        self.assertIn("through the plugin, latency, dma: write 512 KiB", starts.rows)
+        self.assertNotIn("us_p50", starts.rows["through the plugin, kernel, depth 4: write 65536 KiB"]["values"])
+        self.assertIn("plain TCP, depth 4: write 65536 KiB", starts.rows)
+
+
 class Merging(unittest.TestCase):
     def test_baselines_are_found_by_the_names_of_our_rows(self):
         torch = [{"names": [NORM], "op": "rms_norm", "baseline": "eager", "us": 30.0},

@@ -361,7 +361,12 @@ ROWS = {
                                                    "staged_form": "cp.async", "bytes": 1 << 26},
                     "ladder: a, all anew": {"ms_per_chunk": several("ms"), "rung": "a", "document": "53 ms",
                                             "bytes": 1 << 22}},
-    "unpack_h200": {"kernel": rates("gbps", "launch_us_per_message"), "through": rates("gbps", "launch_us")},
+    "unpack_h200": {
+        "kernel": rates("gbps", "launch_us_per_message"),
+        "rows, in order, fragments of 4096 bytes": rates("rows_gbps", "ratio", "launch_us"),
+        "through the plugin, kernel: write 65536 KiB": rates("gbps", "launch_us"),
+        "through the plugin, latency, kernel: write 8 B": rates("gbps", "us_p50", "us_p99"),
+        "plain TCP: write 65536 KiB": rates("gbps")},
     "kernels_h200": {"rms_norm": {"headline": True, "us": {"unit": "us", "n": 50, "median": 2, "min": 1, "max": 3, "p10": 1, "p90": 3},
                                   "rate": several("GB/s"), "ceiling_gbps": several("GB/s"),
                                   "torch eager": several("us")}},
