@@ -112,6 +112,31 @@ class Writing(unittest.TestCase):
         self.assertNotIn("us_p50", starts.rows["through the plugin, kernel, depth 4: write 65536 KiB"]["values"])
         self.assertIn("plain TCP, depth 4: write 65536 KiB", starts.rows)
 
+    def python_rows(self, absent, nano_exit):
+        """Rows of the part "python"; with a nano-vllm that ends so, or none."""
+        def run(command, **_):
+            words = list(map(str, command))
+            code, said = 0, '{"devices": ["cuda:0"], "gbps": 1}'
+            if "-c" in words:
+                said = absent
+            elif "-m" in words:
+                code, said = nano_exit, "why"
+            return argparse.Namespace(returncode=code, stdout=said)
+
+        made = unittest.mock.Mock(rows={})
+        made.add.side_effect = lambda name, **row: made.rows.update({name: row})
+        with unittest.mock.patch.object(bench_gpu.subprocess, "run", run), \
+                contextlib.redirect_stdout(io.StringIO()) as said:
+            bench_gpu.python(made, argparse.Namespace(starts=1, python="python3"))
+        return made.rows, said.getvalue()
+
+    def test_a_nano_vllm_that_fails_is_a_failure_and_one_that_is_absent_is_named(self):
+        rows, said = self.python_rows("nano-vllm is not installed", 1)
+        self.assertIn("left out: nano-vllm: nano-vllm is not installed", said)
+        self.assertEqual(len(rows), 4)
+        with self.assertRaisesRegex(bench_gpu.Failed, "nanovllm.bench.*exit 1: why"):
+            self.python_rows("", 1)
+
 
 class Merging(unittest.TestCase):
     def test_baselines_are_found_by_the_names_of_our_rows(self):
