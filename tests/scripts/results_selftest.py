@@ -268,6 +268,26 @@ class Documents(unittest.TestCase):
         cells = tables_targets.fault_targets({"rows": {"A.UsesAllLinks: four": row}})
         self.assertEqual(cells, [["UsesAllLinks", "≥ 0.9 of the links", "0.800", "**no**"]])
 
+    def test_a_target_of_a_document_is_judged_once_a_result_has_its_row(self):
+        def ladder(*milliseconds):
+            rows = {f"ladder: {letter}, x": {"ms_per_chunk": several("ms", taken), "gbps": several("GB/s", 2)}
+                    for letter, taken in zip("abcdef", milliseconds)}
+            return {row[0]: row[2:] for row in tables_targets.ladder_targets({"rows": rows})}
+
+        self.assertEqual({tuple(row[2:]) for row in tables_targets.ladder_targets(None)}, {("not measured", "")})
+        found = ladder(2, 1, 0.5, 0.25, 0.05, 0.04)
+        self.assertEqual(found["stage 4, one launch: a chunk"], ["0.0500 ms", "yes"])
+        self.assertEqual(found["stage 4, one launch: rate"], ["2 GB/s", "**no**"])
+        self.assertEqual(found["stage 4, one launch: against none"], ["40 ×", "**no**"])
+        self.assertEqual(found["stage 4: against d2d"], ["0.800 ×", "**no**"])
+
+        latency = {f"through the plugin, latency, {how}: write {size}": {"us_p50": several("us", taken)}
+                   for how, taken in (("kernel", 20), ("dma", 10), ("host", 30)) for size in ("8 B", "4 KiB", "512 KiB")}
+        rows = tables_targets.order_targets({"unpack_h200": {"rows": latency}, "unpack_2xh200": None})
+        self.assertEqual(rows[0][2:], ["2 ×", "**no**"])
+        self.assertEqual(rows[1][2:], ["0.333 ×", "yes"])
+        self.assertEqual(rows[-1][2:], ["not measured", ""])
+
     def test_a_result_of_a_commit_that_is_not_there_is_found(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
@@ -406,7 +426,7 @@ class Tables(unittest.TestCase):
                         text = tables.render(name)
                         self.assertIn("|---|", text)
                         self.assertTrue(any(mark in text for mark in ("(1 to 4)", "(1–4)", "(1 to 3)", "± ",
-                                                                      "1.00", "1,400", "1400")), text)
+                                                                      "1.00", "1,400", "1400", "33.6 ms")), text)
                         self.assertLessEqual(max(map(len, text.splitlines())), 120)
 
     def test_paths_and_kernel_builds_of_the_measuring_machine_are_not_shown(self):
