@@ -13,6 +13,7 @@ A block of code in PAGES stands below one of these lines:
   <!-- run: python shell -->   run by bash with that Python as `python`
   <!-- part of: PATH -->       lines of this file, whatever their indentation; "// ..." stands for others
   <!-- not run: REASON -->
+  <!-- recipe: PATH -->        a file that recipes_test.py writes and compiles
 
 The two of Python may end with `; needs NAME, NAME`, names of NEEDS: where one is missing the block is skipped,
 and the reason is printed. TENSORFERRY_NANOVLLM may name a checkout of nano-vllm.
@@ -28,8 +29,9 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md", "docs/guides/*.md")
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run|part of): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
+PAGES = ("README.md", "docs/tutorials/*.md", "docs/howto/*.md", "docs/guides/*.md",
+         "docs/kernels/your_own.md")
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|not run|part of|recipe): (?P<word>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 SHOWN = ("text",)  # output, which nobody runs
 GPU = {"FERRY_DEVICES": "simulated:1:1:open"}
