@@ -1,6 +1,8 @@
 """Tests of the kernels by the names that forks of nano-vllm use, and of the command that judges the MLP."""
 
+import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -77,3 +79,20 @@ def test_the_guides_program_is_the_same_command(tmp_path):
                            capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("passed") == 5 * 3 and "\nmemory:" in ended.stdout
+
+
+def test_the_guides_benchmark_is_the_same_command_and_names_a_nano_vllm_that_is_absent(tmp_path):
+    program = pathlib.Path(__file__).parents[3] / "examples" / "bench.py"
+
+    def run(*options):
+        # Isolated from nano-vllm's checkout, if there is one.
+        variables = {name: value for name, value in os.environ.items() if name != "TENSORFERRY_NANOVLLM"}
+        return subprocess.run([sys.executable, program, *options], cwd=tmp_path, env=variables,
+                              capture_output=True, text=True, timeout=300)
+
+    helped = run("--help")
+    assert helped.returncode == 0, helped.stderr
+    assert "python -m tensorferry.nanovllm.bench" in helped.stdout and "--check" in helped.stdout
+    if importlib.util.find_spec("nanovllm") is None:
+        ended = run("--device", "cpu")
+        assert ended.returncode == 1 and "bench: nano-vllm is not installed" in ended.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import weakref
@@ -347,6 +348,15 @@ def test_the_benchmark_says_what_each_way_reaches(tmp_path):
     assert set(results["kernels"]["staging_us"]) == {"1", "2", "4", "8", "16", "32"}
     assert "silu_and_mul" in (tmp_path / "profile_report.txt").read_text()
     assert json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
+
+
+def test_the_guides_benchmark_is_the_same_command(tmp_path):
+    program = pathlib.Path(__file__).parents[3] / "examples" / "bench.py"
+    ended = subprocess.run([sys.executable, program, *SMALL, "--device", "cpu", "--ways", "kernels"], cwd=tmp_path,
+                           capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    assert "\nkernels" in ended.stdout
+    assert (tmp_path / "profile_trace.json").exists() and (tmp_path / "profile_report.txt").exists()
 
 
 def test_the_benchmark_checks_tokens_of_prompts_in_parts(tmp_path):
