@@ -93,6 +93,8 @@ struct OutFrame {
   bool over_network = false;
   // Set by the lane when it has spliced pages: the end of the frame in what the lane has sent.
   std::uint64_t spliced_to = 0;
+  // Set by a lane that can name the payload in errors: its number for Lane::NameOfSent(), from 1.
+  std::uint64_t payload_number = 0;
 };
 
 // The receiver's decision about the payload of an arriving frame.
@@ -202,6 +204,11 @@ class Lane {
   // On the lane's loop, for the error of an operation that is late: the part of a payload that the
   // lane has been waiting for, and for how long. Empty where it waits for none, or does not know.
   virtual std::string Waits() const { return {}; }
+  // On the lane's loop, for the same errors: the parts of a payload of `bytes` that has left
+  // (OutFrame::payload_number), as the peer's log names them.
+  virtual std::string NameOfSent(std::uint64_t /*number*/, std::uint64_t /*bytes*/) const {
+    return {};
+  }
   // Checks for bytes that the lane may have left in the kernel to save wake-ups.
   virtual void Poke() {}
   // Size of the buffer into which the peer's bytes are read. On the lane's loop.

@@ -138,7 +138,22 @@ TEST_F(EndingTest, AWriteThatMissesItsDeadlineEndsWhenThePeerHasAcknowledgedWhat
   EXPECT_FALSE(write->Poll());
   (void)AckUntilEnd(*write);
   EXPECT_TRUE(EndsWith(Code::kTimedOut, *write));
-  EXPECT_THAT(EndMessage(*write), HasSubstr("did not end before its deadline"));
+  EXPECT_THAT(EndMessage(*write),
+              AllOf(HasSubstr("did not end before its deadline"),
+                    ::testing::ContainsRegex("; lane [01] is waiting for the peer to acknowledge "
+                                             "[0-9]+ bytes, in [0-9]+ frames")));
+  ExpectAlive();
+}
+
+TEST_F(EndingTest, AWriteThatExpiresEndsAsAtADeadline) {
+  auto write = theirs_.Write(Prepared(Direction::kWrite));
+  (void)peer_.lane().Expect(Type::kWrite);
+  write->Expire();
+  LetItRead();
+  EXPECT_FALSE(write->Poll());
+  (void)AckUntilEnd(*write);
+  EXPECT_TRUE(EndsWith(Code::kTimedOut, *write));
+  EXPECT_THAT(EndMessage(*write), HasSubstr("waiting for the peer to acknowledge"));
   ExpectAlive();
 }
 

@@ -36,13 +36,18 @@ Status Operation::Wait(Deadline deadline) {
   if (done()) return state_->outcome.status;
   return Error(Code::kTimedOut,
                fmt::format("{} {} to {} is still in flight after the deadline of this wait; wait "
-                           "again, or cancel it",
+                           "again, cancel it, or expire it to learn what it waits for",
                            OperationName(state_->kind), state_->id, connection_->peer_name()));
 }
 
 void Operation::Cancel() {
   if (state_.forked() || state_->done.load(std::memory_order_acquire)) return;
   connection_->operations().Cancel(state_.get());
+}
+
+void Operation::Expire() {
+  if (state_.forked() || state_->done.load(std::memory_order_acquire)) return;
+  connection_->operations().Expire(state_.get());
 }
 
 Result<int> Operation::CompletionFd() {

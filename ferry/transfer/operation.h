@@ -39,6 +39,9 @@ class Operation {
   // flight are acknowledged. The connection fails if the peer, while its lanes are up, acknowledges
   // nothing of those for config.drain_grace, or not all of them within config.peer_timeout.
   void Cancel();
+  // As Cancel(), but ends it as its own deadline would: with kTimedOut, and with what the lanes
+  // wait for in the error.
+  void Expire();
   // Makes work queued on `stream` after this call wait until the operation has ended, with whatever
   // outcome: check Wait() before you rely on the data. Blocks only while the device's queue is
   // full. docs/gotchas.md says which other work a waiting stream can stall. Errors: kUnsupported

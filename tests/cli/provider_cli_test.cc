@@ -267,6 +267,7 @@ TEST(ProviderOfPerf, AChunkThatDoesNotComeIsNamedAsAWarningAndAtTheDeadline) {
   };
   Program reads(run("read"), lost);  // the client receives
   Program writes(run("write"), lost);
+  Program sends(run("send"), lost);
   const char* const late =
       "\\[warn\\] plugin: receiving chunk=0 tag=0 size=524288 offset=0 .payload 0, channel 0, "
       "device [01].: nothing has come for [0-9.]+ s, with 2 chunks in flight";
@@ -277,7 +278,18 @@ TEST(ProviderOfPerf, AChunkThatDoesNotComeIsNamedAsAWarningAndAtTheDeadline) {
               ContainsRegex("read of 1 MiB did not end within 8 s .--deadline.: .*; lane 0 is "
                             "receiving chunk=0 tag=0 size=524288 offset=0 .*: nothing has come "
                             "for [0-9.]+ s"));
-  EXPECT_THAT(writes.Finish().err, ContainsRegex(late)) << "of the server";
+  const auto expect_named_by_sender = [&](const std::string& op, const ProgramEnd& ended) {
+    EXPECT_EQ(ended.exit_code, 4) << ended.err;
+    EXPECT_THAT(ended.err, ContainsRegex(late)) << "of the server";
+    EXPECT_THAT(
+        json::parse(ended.out, nullptr, false).dump(),
+        ContainsRegex(op + " of 1 MiB did not end within 8 s .--deadline.: .*; lane 0 is "
+                           ".*waiting for the peer to acknowledge chunk=0 tag=0 size=524288 "
+                           "offset=0 .payload 0, channel 0, device [01]. to chunk=1 tag=1: all "
+                           "of it left [0-9.]+ s ago"));
+  };
+  expect_named_by_sender("write", writes.Finish());
+  expect_named_by_sender("send", sends.Finish());
 }
 
 TEST(ProviderOfPerf, NcclsVariablesGovernThePluginsOwnLines) {

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <string>
 
 #include "ferry/core/log.h"
@@ -12,7 +13,17 @@ namespace ferry::tcpx {
 std::string ChunkReporter::NameOf(const Chunk& chunk) const {
   return fmt::format("chunk={} tag={} size={} offset={} (payload {}, channel {}, device {})",
                      chunk.index, chunk.message.tag, chunk.message.bytes, chunk.offset,
-                     chunk.payload, channel_, device_);
+                     chunk.payload, terms_.channel, device_);
+}
+
+std::string ChunkReporter::NameOfPayload(std::uint64_t payload, std::uint64_t bytes) const {
+  Chunk first;
+  first.payload = payload;
+  first.message.bytes = static_cast<std::size_t>(std::min(bytes, terms_.bytes));
+  first.message.tag = terms_.Tag(payload, 0);
+  if (bytes <= terms_.bytes) return NameOf(first);
+  const std::uint64_t last = (bytes - 1) / terms_.bytes;
+  return fmt::format("{} to chunk={} tag={}", NameOf(first), last, terms_.Tag(payload, last));
 }
 
 Error ChunkReporter::Named(const Chunk& chunk, const Error& error) const {
@@ -28,7 +39,7 @@ void ChunkReporter::Await(const Chunk& oldest, const char* what, std::size_t in_
   oldest_ = oldest;
   what_ = what;
   in_flight_ = in_flight;
-  if (logged_ || now - since_ < late_after_) return;
+  if (logged_ || now - since_ < terms_.late_after) return;
   logged_ = true;
   Log(level_, "plugin", "{}", Waits());
 }

@@ -45,14 +45,12 @@ class ChunkReporter {
  public:
   // `doing` is the activity: "sending". Late chunks are logged at `level`.
   ChunkReporter(const char* doing, LogLevel level, int device, const ChunkTerms& terms)
-      : doing_(doing),
-        level_(level),
-        device_(device),
-        channel_(terms.channel),
-        late_after_(terms.late_after) {}
+      : doing_(doing), level_(level), device_(device), terms_(terms) {}
 
   // "chunk=6 tag=6 size=524288 offset=3145728 (payload 0, channel 2, device 1)"
   std::string NameOf(const Chunk& chunk) const;
+  // The chunks of a whole payload: the same for the first, "to chunk=7 tag=7" for the last.
+  std::string NameOfPayload(std::uint64_t payload, std::uint64_t bytes) const;
   // The same error with the chunk in its text.
   Error Named(const Chunk& chunk, const Error& error) const;
   // Call at each poll at which the oldest chunk is not done. `what` is the clause for the log
@@ -68,8 +66,7 @@ class ChunkReporter {
   const char* const doing_;
   const LogLevel level_;
   const int device_;
-  const int channel_;
-  const std::chrono::milliseconds late_after_;
+  const ChunkTerms terms_;
   Chunk oldest_;
   const char* what_ = nullptr;  // null: nothing is awaited
   std::size_t in_flight_ = 0;

@@ -183,6 +183,10 @@ std::string PluginLane::Waits() const {
   return sends + (sends.empty() || receives.empty() ? "" : ", and ") + receives;
 }
 
+std::string PluginLane::NameOfSent(std::uint64_t number, std::uint64_t bytes) const {
+  return closed_ ? std::string() : out_->NameOf(number, bytes);
+}
+
 void PluginLane::Poke() {
   if (arrived_ && !closed_) control().Poke();
 }
@@ -201,6 +205,7 @@ void PluginLane::Send(net::OutFrame* frame) {
 
 void PluginLane::Start(Queued* queued) {
   net::OutFrame* const frame = queued->frame;
+  frame->payload_number = 0;  // a frame that is sent again has that of another lane
   if (GoesOverControl(*frame)) return control().Send(frame);
   queued->announcement = std::make_unique<Announcement>();
   Announcement& announcement = *queued->announcement;
@@ -209,7 +214,7 @@ void PluginLane::Start(Queued* queued) {
   announcement.frame.payload = {{&announcement.payload_bytes, kAnnouncementBytes}};
   announcement.frame.payload_bytes = kAnnouncementBytes;
   control().Send(&announcement.frame);
-  queued->number = out_->Push(*frame);
+  queued->number = frame->payload_number = out_->Push(*frame);
   progress_.at = Clock::now();
   RequestTurn();
 }

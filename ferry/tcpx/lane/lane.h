@@ -69,6 +69,7 @@ class PluginLane final : public net::Lane, private EventLoop::Deferred {
     control().ProvePeerLater(process);
   }
   std::string Waits() const override;
+  std::string NameOfSent(std::uint64_t number, std::uint64_t bytes) const override;
   void Poke() override;
   std::uint64_t BytesReceived() const override {
     return control().BytesReceived() + bytes_received_.load(std::memory_order_relaxed);

@@ -44,6 +44,10 @@ class PayloadOut {
   std::uint64_t sent_chunks() const noexcept { return sent_chunks_; }
   // The chunk that has been the oldest for how long, for errors; empty where there is none.
   std::string Waits() const { return reporter_.Waits(); }
+  // The chunks of the payload with this number, from 1, which may have been sent.
+  std::string NameOf(std::uint64_t number, std::uint64_t bytes) const {
+    return reporter_.NameOfPayload(number - 1, bytes);
+  }
 
  private:
   struct Frame {

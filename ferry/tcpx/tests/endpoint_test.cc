@@ -16,6 +16,7 @@ namespace ferry::transfer {
 namespace {
 
 using tcpx::testing::StandIn;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using transfer::Connection;
 using transfer::Endpoint;
@@ -23,27 +24,40 @@ using transfer::Region;
 using transfer::Rights;
 
 constexpr std::size_t kTransferBytes = std::size_t{24} << 20;
+constexpr std::size_t kLateBytes = std::size_t{64} << 10;
 
-Config ConfigFor(const std::string& provider) {
+Config ConfigFor(const std::string& provider, int lanes = 3) {
   Config config;
   config.provider = provider;
   config.listen_host = "127.0.0.1";
   config.devices = DeviceChoice::None();
-  config.lanes = 3;
+  config.lanes = lanes;
   return config;
 }
 
 // Two endpoints of this process, connected over a stand-in.
 class EndpointsOverAPlugin : public ::testing::Test {
  protected:
-  void Connect(const tcpx::testing::Variables& variables) {
+  void Connect(const tcpx::testing::Variables& variables, int lanes = 3) {
     standin_ = std::make_unique<StandIn>(variables);
     (void)Must(standin_->Open());
-    const Config config = ConfigFor("plugin:" + standin_->path());
+    const Config config = ConfigFor("plugin:" + standin_->path(), lanes);
     near_ = std::make_unique<Endpoint>(Must(Endpoint::Create(config)));
     far_ = std::make_unique<Endpoint>(Must(Endpoint::Create(config)));
     to_far_ = std::make_unique<Connection>(Must(near_->Connect(far_->address(), Soon())));
     to_near_ = std::make_unique<Connection>(Must(far_->Accept(Soon())));
+  }
+  // Expires an operation whose chunks the peer's plugin has lost.
+  static void ExpectNamed(Operation late) {
+    EXPECT_FALSE(late.Wait(Deadline::After(std::chrono::seconds(1))));
+    late.Expire();
+    const Status status = late.Wait(Soon());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code(), Code::kTimedOut) << status.error().ToString();
+    EXPECT_THAT(status.error().message(),
+                ContainsRegex("; lane 0 is waiting for the peer to acknowledge chunk=0 tag=0 "
+                              "size=65536 offset=0 .payload 0, channel [0-9]+, device [0-9]+.: all "
+                              "of it left [0-9.]+ s ago"));
   }
   void TearDown() override {
     to_near_.reset();
@@ -132,6 +146,26 @@ TEST_F(EndpointsOverAPlugin, AWriteOutlivesALaneThatThePluginLost) {
   const Status written = write.Wait();
   EXPECT_TRUE(written) << written.error().ToString();
   EXPECT_TRUE(here == there);
+}
+
+// All chunks have left, so only the window of the sender's lane has what the peer waits for.
+TEST_F(EndpointsOverAPlugin, AWriteThatIsLateNamesTheChunk) {
+  Connect({{"FAULT", "stuck_count"}}, /*lanes=*/1);
+  std::vector<std::byte> here = RandomBytes(kLateBytes, 4);
+  std::vector<std::byte> there(kLateBytes);
+  const Region local = Must(near_->Register(here, Rights::kNone));
+  const Region target = Must(far_->Register(there, Rights::kWrite));
+  const auto remote = Must(to_far_->Import(target.key()));
+  ExpectNamed(Must(to_far_->Write(local, 0, remote, 0, kLateBytes)));
+}
+
+TEST_F(EndpointsOverAPlugin, ASendThatIsLateNamesTheChunk) {
+  Connect({{"FAULT", "stuck_count"}}, /*lanes=*/1);
+  const std::vector<std::byte> here = RandomBytes(kLateBytes, 5);
+  std::vector<std::byte> there(kLateBytes);
+  auto receive = Must(to_near_->Recv(7, ~std::uint64_t{0}, there));
+  ExpectNamed(Must(to_far_->Send(7, here)));
+  EXPECT_FALSE(receive.Wait(Soon()));
 }
 
 TEST(EndpointOverAPlugin, IsRefusedByAPeerThatUsesNone) {

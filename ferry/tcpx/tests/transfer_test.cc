@@ -139,6 +139,7 @@ class Bed {
   std::size_t made_on_device() const { return counting->made(); }
   cuda::SimulatedDevices* simulated() { return devices->simulated(); }
   PayloadIn& in(std::size_t lane = 0) { return *lanes_[lane].in; }
+  PayloadOut& out() { return *lanes_[0].out; }
   // Where the payload of the first lane goes.
   std::vector<iovec>& place() { return lanes_[0].place; }
 
@@ -598,6 +599,15 @@ TEST(PluginTransfer, AChunkThatDoesNotComeIsLoggedOnce) {
   EXPECT_EQ(log.find(line), log.rfind(line)) << log;
   EXPECT_THAT(bed.in().Waits(), HasSubstr(line)) << "for the error of an operation";
   EXPECT_TRUE(bed.in().busy());
+}
+
+// The receiver's log has the same names.
+TEST(PluginTransfer, ThePayloadThatHasLeftIsNamedByItsChunks) {
+  Bed bed({}, UnpackBy::kHost, 1, 2 * kChunkBytes);
+  EXPECT_EQ(bed.out().NameOf(1, 2 * kChunkBytes),
+            "chunk=0 tag=5 size=524288 offset=0 (payload 0, channel 0, device 0) to chunk=1 tag=6");
+  EXPECT_EQ(bed.out().NameOf(3, 100),
+            "chunk=0 tag=20005 size=100 offset=0 (payload 2, channel 0, device 0)");
 }
 
 TEST(PluginTransfer, WhatIsInPlaceIsNotWaitedFor) {

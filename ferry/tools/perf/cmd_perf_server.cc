@@ -26,6 +26,8 @@ namespace {
 
 constexpr std::uint64_t kMaxSockets = 64;
 constexpr std::uint64_t kMaxSeconds = 24 * 3600;
+// Added to the client's deadline, so that the client ends first: its error says what did not come.
+constexpr auto kAfterClient = std::chrono::seconds(5);
 constexpr auto kFirstRequest = std::chrono::seconds(10);
 constexpr auto kFloorConnects = std::chrono::seconds(10);
 
@@ -147,7 +149,7 @@ Status Session::SetUp(const Json& request) {
   FERRY_TRY_ASSIGN(const std::uint64_t seconds, BoundedField(request, "seconds", 1, kMaxSeconds));
   FERRY_TRY_ASSIGN(const std::string memory_text, TextField(request, "memory"));
   FERRY_TRY_ASSIGN(memory_choice_, MemoryChoice::Parse(memory_text));
-  deadline_ = Deadline::After(std::chrono::seconds(seconds));
+  deadline_ = Deadline::After(std::chrono::seconds(seconds) + kAfterClient);
   region_.reset();  // before its memory
   buffer_ = PerfMemory();
   FERRY_TRY_ASSIGN(

@@ -60,11 +60,12 @@ Status WaitWith(transfer::Operation operation, const DeadlineNow& deadline_now) 
     // The timeout may be the operation's own end rather than that of the glance.
     if (operation.Poll()) return operation.Wait();
     if (!deadline.expired() || !deadline_now().expired()) continue;
-    // The operation's own deadline may be the same, and its error says what it waited for.
-    (void)operation.Wait(Deadline::After(kGlance));
-    operation.Cancel();
+    operation.Expire();
     const Status own = operation.Wait();
-    return !own && own.error().code() == Code::kTimedOut ? own : status;
+    if (own) return status;
+    if (own.error().code() == Code::kTimedOut) return own;
+    return Error(Code::kTimedOut, fmt::format("{}; it ended with: {}", status.error().message(),
+                                              own.error().message()));
   }
 }
 

@@ -22,9 +22,9 @@ inline constexpr std::uint64_t kControlTag = 1;
 // including an unresolvable name and a timeout.
 Result<transfer::Connection> ConnectTo(transfer::Endpoint* endpoint, const std::string& address,
                                        Deadline deadline);
-// Blocks until an operation ends. At the deadline (kTimedOut) or when interrupted (kCancelled) the
-// operation is cancelled, so it has ended in any case. `glance`, if any, is called several times a
-// second meanwhile.
+// Blocks until an operation ends. At the deadline it expires (kTimedOut, with what the lanes wait
+// for), and when interrupted (kCancelled) it is cancelled, so it has ended in any case. `glance`,
+// if any, is called several times a second meanwhile.
 Status WaitFor(transfer::Operation operation, Deadline deadline,
                const std::function<void()>& glance = nullptr);
 

@@ -84,8 +84,8 @@ TEST(WaitFor, AtTheDeadlineTheOperationHasEnded) {
   const Status status = WaitFor(receive, Deadline::After(milliseconds(20)));
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), Code::kTimedOut);
+  EXPECT_THAT(status.error().message(), HasSubstr("did not end before its deadline"));
   EXPECT_TRUE(receive.Done());
-  EXPECT_EQ(receive.Wait().error().code(), Code::kCancelled);
 }
 
 TEST(WaitFor, LooksUpWhileNothingEnds) {

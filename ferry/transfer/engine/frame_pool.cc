@@ -32,6 +32,7 @@ LaneFrame* FramePool::New(wire::Type type, std::uint64_t operation_id, bool chec
   frame->may_splice = false;
   frame->over_network = false;
   frame->spliced_to = 0;
+  frame->payload_number = 0;
   frame->unsent = 0;
   frame->plain = false;
   frame->sequenced = false;

@@ -100,6 +100,28 @@ void LaneEngine::Look() {
   if (state_ == State::kUp) lane_->Poke();
 }
 
+std::string LaneEngine::Waits(const OperationState* operation) const {
+  if (state_ != State::kUp) return {};
+  std::string waits = lane_->Waits();
+  if (!HoldsOperation(operation)) return waits;
+  if (!waits.empty()) waits += ", and ";
+  return waits + Unacknowledged();
+}
+
+// The peer processes frames in order, so it has to finish the oldest one first, whichever operation
+// sent it.
+std::string LaneEngine::Unacknowledged() const {
+  const SendWindow& window = sender_.window();
+  const SentFrame* const oldest = window.OldestNamed();
+  if (oldest == nullptr) {
+    return fmt::format("waiting for the peer to acknowledge {} bytes, in {} frames", window.bytes(),
+                       window.size());
+  }
+  return fmt::format("waiting for the peer to acknowledge {}: all of it left {:.1f} s ago",
+                     lane_->NameOfSent(oldest->payload, oldest->bytes),
+                     Seconds(Clock::now() - oldest->sent_at));
+}
+
 std::uint64_t LaneEngine::Acknowledged() const {
   const std::uint64_t frames = sender_.window().acknowledged();
   return state_ == State::kUp ? frames + lane_->Path().acknowledged_bytes : frames;

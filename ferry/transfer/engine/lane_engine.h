@@ -57,8 +57,10 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // on this machine that it says it is.
   // Whether the first lane of a connection leads to the process that the peer says it is.
   bool is_proved() const noexcept { return proved_; }
-  // See net::Lane::Waits().
-  std::string Waits() const { return state_ == State::kUp ? lane_->Waits() : std::string(); }
+  // For the error of an operation that is late: net::Lane::Waits(), and which of the operation's
+  // data, or of the data before it, the peer has not acknowledged. Empty where the lane is down or
+  // waits for nothing.
+  std::string Waits(const OperationState* operation) const;
   // Bytes received over this lane and all lanes it replaced. Any thread.
   std::uint64_t BytesReceived() const { return lane_.BytesReceived(); }
   // Recent throughput in bytes per second; 0 if not known yet. Any thread.
@@ -149,6 +151,7 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   void GoDown(const char* why);
   void DropAnswers();
   void EndLate(std::vector<OperationRef> late, const Error& error);
+  std::string Unacknowledged() const;
 
   LaneCounts counts_;
   OpenedRegions opened_;

@@ -1,6 +1,7 @@
 // Tests the states of a lane, and where it sends what arrives. The test plays the network.
 #include "ferry/transfer/engine/lane_engine.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "ferry/transfer/handshake/parked_lane.h"
@@ -65,6 +66,26 @@ TEST_F(LaneEngineTest, AnswersPingsAndHandsMessagesOn) {
   ASSERT_TRUE(Receive(Type::kLaneLost, wire::JoinBody{.lane = 3}));
   EXPECT_TRUE(Told("gave up 3"));
   EXPECT_EQ(engine_.Traffic().frames_received, 3u);
+}
+
+TEST_F(LaneEngineTest, SaysWhatThePeerHasNotAcknowledged) {
+  const auto operation = std::make_shared<OperationState>();
+  operation->ledger.BeginPulled();
+  const std::byte message[10] = {};
+  EXPECT_EQ(engine_.Waits(operation.get()), "");
+  engine_.SendSequenced(Type::kSend, 1, {}, message, operation);
+  engine_.SendSequenced(Type::kSend, 2, {}, message, nullptr);
+  EXPECT_EQ(engine_.Waits(operation.get()),
+            "waiting for the peer to acknowledge 20 bytes, in 2 frames");
+  const auto other = std::make_shared<OperationState>();
+  EXPECT_EQ(engine_.Waits(other.get()), "");
+  for (net::OutFrame* frame : lane_->queue) frame->payload_number = 3;
+  SendAll();
+  EXPECT_THAT(engine_.Waits(operation.get()),
+              ::testing::ContainsRegex("^waiting for the peer to acknowledge payload 3 of 10: all "
+                                       "of it left [0-9.]+ s ago$"));
+  ASSERT_TRUE(Receive(Type::kPing, wire::JoinBody{}, /*ack=*/1));
+  EXPECT_EQ(engine_.Waits(operation.get()), "");
 }
 
 TEST_F(LaneEngineTest, FramesThatNoPeerSendsEndTheConnection) {

@@ -66,6 +66,13 @@ void OperationRunner::Cancel(OperationRef operation) {
   });
 }
 
+// Its own deadline may have passed just now; then the first of the two aborts it.
+void OperationRunner::Expire(OperationRef operation) {
+  common_->home->PostOrRun([keep = KeepAlive(), this, operation = std::move(operation)] {
+    if (table_.Contains(operation->id) && !operation->aborting) AbortLate(operation);
+  });
+}
+
 // The operation may have been cancelled or timed out while it waited.
 void OperationRunner::OnStreamReached(OperationRef operation, const Status& reached) {
   common_->home->Post([keep = KeepAlive(), this, operation = std::move(operation), reached] {
@@ -286,14 +293,22 @@ void OperationRunner::AbortLate(const OperationRef& operation) {
   const Error late(Code::kTimedOut, NameOf(*operation) +
                                         " did not end before its deadline; allow more time or "
                                         "check the peer");
-  const auto phase = operation->phase;
-  if (phase != OperationState::Phase::kSlices && phase != OperationState::Phase::kReceiving) {
-    return Abort(operation, late);
+  switch (operation->phase) {
+    case OperationState::Phase::kNew:
+    case OperationState::Phase::kRtsSent:
+    case OperationState::Phase::kPosted: return Abort(operation, late);
+    case OperationState::Phase::kSlices:
+    case OperationState::Phase::kMessage:
+    case OperationState::Phase::kNotify:
+    case OperationState::Phase::kReceiving: break;
   }
   auto waits =
       std::make_shared<std::vector<std::string>>(lanes_->size());  // shared by lanes' tasks
   lanes_->Run(
-      kAllLanes, [waits](LaneEngine& lane) { (*waits)[lane.index()] = lane.Waits(); },
+      kAllLanes,
+      [waits, operation](LaneEngine& lane) {
+        (*waits)[lane.index()] = lane.Waits(operation.get());
+      },
       [keep = KeepAlive(), this, operation, waits, late] {
         std::string text = late.message();
         for (std::size_t lane = 0; lane < waits->size(); ++lane) {

@@ -33,6 +33,8 @@ class OperationRunner final : public MessageHost {
   std::uint32_t in_flight() const noexcept { return in_flight_.load(); }
   void Submit(OperationRef operation);
   void Cancel(OperationRef operation);
+  // Ends it as its own deadline would.
+  void Expire(OperationRef operation);
   // Called after Submit() once the stream that the operation waits for has reached its mark, or
   // with the error that prevents it.
   void OnStreamReached(OperationRef operation, const Status& reached);

@@ -122,6 +122,26 @@ TEST_F(OperationRunnerTest, ADeadlineEndsIt) {
               HasSubstr("did not end before its deadline"));
 }
 
+TEST_F(OperationRunnerTest, ItExpiresAsAtItsDeadline) {
+  const auto idle = Submit(NewWrite(1));
+  const auto held = Submit(NewWrite(1));
+  const auto notify = Submit(New(OperationKind::kNotify));
+  Pull(held);
+  for (const auto& operation : {idle, held, held, notify}) runner().Expire(operation);
+  lanes_.Drive();
+  EXPECT_EQ(CodeOf(idle), Code::kTimedOut);
+  EXPECT_FALSE(held->done);
+  EXPECT_FALSE(notify->done) << "the lane still has it";
+  Resolve(held);
+  Resolve(notify);
+  EXPECT_EQ(CodeOf(held), Code::kTimedOut);
+  EXPECT_EQ(CodeOf(notify), Code::kTimedOut);
+  EXPECT_THAT(held->outcome.status.error().message(), HasSubstr("did not end before its deadline"));
+  runner().Expire(held);
+  lanes_.Drive();
+  EXPECT_EQ(runner().in_flight(), 0u);
+}
+
 TEST_F(OperationRunnerTest, ItBeginsWhenItsStreamHasComeSoFar) {
   auto write = NewWrite(1);
   write->waits_for_stream = true;

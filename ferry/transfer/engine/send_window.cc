@@ -45,6 +45,13 @@ SentFrame* SendWindow::Find(std::uint32_t sequence) {
   return index < frames_.size() ? &frames_[index] : nullptr;
 }
 
+const SentFrame* SendWindow::OldestNamed() const {
+  for (std::size_t i = acked_; i < sent_; ++i) {
+    if (frames_[i].payload != 0) return &frames_[i];
+  }
+  return nullptr;
+}
+
 std::deque<SentFrame> SendWindow::TakeAll() {
   bytes_ = unsent_bytes_ = copying_bytes_ = 0;
   acked_ = sent_ = replies_ = 0;

@@ -29,6 +29,8 @@ struct SentFrame {
   Clock::time_point since = {};    // write slices: when it was handed over
   std::uint64_t ahead = 0;         // bytes unacknowledged at `since`, its own included
   std::uint64_t spliced_to = 0;    // OutFrame::spliced_to, once it is sent
+  std::uint64_t payload = 0;       // OutFrame::payload_number, once it is sent
+  Clock::time_point sent_at = {};  // with a `payload` only
   RegionPin pin = {};              // a kReadData whose payload is the region's memory
   StagedCopyRef staged = nullptr;  // its slot, which the kernel may still read
 };
@@ -64,6 +66,9 @@ class SendWindow {
   std::optional<SentFrame> TakeSettled();
   // The frame with this number; null if there is none. Valid until the window changes.
   SentFrame* Find(std::uint32_t sequence);
+  // The oldest frame that the lane can name, has sent, and the peer has not acknowledged; null if
+  // there is none.
+  const SentFrame* OldestNamed() const;
 
   // The first `count` frames, at most size(), were processed by the end of a lane, and thus sent.
   void Resume(std::uint32_t count) { acked_ = sent_ = count; }

@@ -56,6 +56,21 @@ TEST(SendWindow, FindsAFrameByItsNumberUntilItIsSettled) {
   EXPECT_EQ(window.Find(1)->bytes, 2u);
 }
 
+TEST(SendWindow, NamesTheOldestFrameThatHasLeftAndIsNotAcknowledged) {
+  SendWindow window;
+  for (std::uint64_t bytes = 1; bytes <= 4; ++bytes) window.Add(FrameOf(nullptr, bytes));
+  EXPECT_EQ(window.OldestNamed(), nullptr);
+  for (const std::uint64_t payload : {5u, 0u, 6u}) {
+    window.next_sent().payload = payload;
+    window.MarkSent();
+  }
+  EXPECT_EQ(window.OldestNamed()->payload, 5u);
+  (void)window.Acknowledge(1);
+  EXPECT_EQ(window.OldestNamed()->payload, 6u) << "the lane cannot name the second";
+  (void)window.Acknowledge(3);
+  EXPECT_EQ(window.OldestNamed(), nullptr);
+}
+
 TEST(SendWindow, CountsTheBytesInFlightBeforeASliceAndItsOwn) {
   SendWindow window;
   window.Add(FrameOf(nullptr, 100));

@@ -238,6 +238,8 @@ void SliceSender::OnSent(LaneFrame* frame) {
   }
   if (!frame->sequenced) return;
   window_.next_sent().spliced_to = frame->spliced_to;
+  window_.next_sent().payload = frame->payload_number;
+  if (frame->payload_number != 0) window_.next_sent().sent_at = Clock::now();
   window_.MarkSent();
   if (auto settled = SettleFrames(); !settled) site_.owner->LaneFailed(settled.error());
 }

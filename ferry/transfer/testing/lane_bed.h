@@ -95,6 +95,9 @@ class ScriptedLane final : public net::Lane {
   void SetMaxMeta(std::size_t /*bytes*/) override {}
   net::LaneInfo Info() const override { return {}; }
   std::uint64_t BytesReceived() const override { return bytes_received; }
+  std::string NameOfSent(std::uint64_t number, std::uint64_t bytes) const override {
+    return "payload " + std::to_string(number) + " of " + std::to_string(bytes);
+  }
 
   net::LaneHandler& handler() { return *handler_; }
   // The types of the queued frames, which stay queued.
