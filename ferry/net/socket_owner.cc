@@ -249,6 +249,10 @@ class Proofs {
     // A socket may belong to another network namespace, where the same ends are another connection.
     if (!kernel_ || network == 0 || network != network_) {
       kernel_.emplace(NETLINK_SOCK_DIAG);
+      if (!*kernel_) {
+        kernel_.reset();
+        return std::nullopt;
+      }
       network_ = kernel_->network();
       if (network_ != network) return std::nullopt;
     }

@@ -388,10 +388,13 @@ TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
   RawSetup other(address);
   (void)other.RawSession::SayHello(Packed(TermsWithoutSecret()));
   (void)other.ReceiveRefusal();
+  // What is kept of the other's process serves no process that lists its sockets elsewhere.
+  PluginTerms terms = TermsWithoutSecret();
+  ++terms.process.list;
   std::string refusal;
   {
     const DescriptorsAllUsed used;
-    (void)raw.RawSession::SayHello(Packed(TermsWithoutSecret()));
+    (void)raw.RawSession::SayHello(Packed(terms));
     refusal = raw.ReceiveRefusal();
   }
   EXPECT_THAT(refusal, HasSubstr("finding out who the peer is"));
