@@ -12,6 +12,15 @@
 #include "ferry/transfer/gpu/staged_copy.h"
 
 namespace ferry::transfer {
+namespace {
+
+// An operation that was being aborted when the connection was lost ends with the reason for that.
+Error FirstError(const OperationState& operation, const Error& lost) {
+  if (operation.abort_error) return *operation.abort_error;
+  return operation.ledger.error().value_or(lost);
+}
+
+}  // namespace
 
 OperationRunner::OperationRunner(ConnectionCommon* common, const LaneGroup* lanes,
                                  LaneMonitor* monitor, MessageQueue* messages)
@@ -200,7 +209,7 @@ void OperationRunner::Stop(const Error& error) {
     if (operation->ledger.active()) {
       if (operation->ledger.Stop(error)) End(*operation, *operation->ledger.error());
     } else if (operation->phase != OperationState::Phase::kReceiving) {
-      End(*operation, error);
+      End(*operation, FirstError(*operation, error));
     }
   }
 }
@@ -210,7 +219,7 @@ void OperationRunner::Close(const Error& error) {
     if (const auto copy = std::exchange(operation->receiving.staged, nullptr)) {
       AwaitStagedCopy(*copy);
     }
-    End(*operation, operation->abort_error ? *operation->abort_error : error);
+    End(*operation, FirstError(*operation, error));
   }
 }
 
