@@ -33,7 +33,8 @@ class Netlink {
 // The attributes of the interface of this index (rtnetlink(7)); nothing if there is none.
 std::optional<std::vector<std::byte>> AskLink(int index);
 
-// A number of a socket's network namespace, which the kernel never gives to two; 0 before Linux 5.14.
+// A number of a socket's network namespace, which the kernel never gives to two; 0 before
+// Linux 5.14.
 std::uint64_t NamespaceOf(int socket);
 
 // The index of the interface that a socket is bound to: link-local addresses and listeners of one

@@ -52,8 +52,8 @@ class ListedSocket {
 // runs under our user id and in our user namespace. Everything is asked of the kernel: the socket
 // at the other end of exactly this connection in this network namespace (sock_diag(7)), and that
 // the process has this very socket and has listed it (proc(5)). So a proxy is not taken for the
-// peer behind it, whoever runs it. 22 system calls; 8 for a process that was asked about less than a
-// second ago. Any thread. False whenever something is missing, as under another pid namespace.
+// peer behind it, whoever runs it. 22 system calls; 8 for a process that was asked about less than
+// a second ago. Any thread. False whenever something is missing, as under another pid namespace.
 bool IsHeldBy(const ProcessHint& process, int socket);
 
 // Whether the peer of a lane may be trusted without a secret: it must be proved to be `process`, as
