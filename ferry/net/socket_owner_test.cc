@@ -137,7 +137,8 @@ TEST(SocketOwner, IsFoundInEachNetworkNamespaceInTurn) {
     made = ::unshare(CLONE_NEWNET) == 0 && IpCommands("ip link set lo up");
     if (!made) return;
     ExpectFound("127.0.0.1", /*bound=*/false);
-    EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.accepted.get())) << "of a namespace that is not asked";
+    EXPECT_FALSE(IsHeldBy(ThisProcess(), pair.accepted.get()))
+        << "of a namespace that is not asked";
   }).join();
   if (!made) GTEST_SKIP() << "no network namespaces here";
   ExpectFound("127.0.0.1", /*bound=*/false);

@@ -27,8 +27,8 @@
 namespace ferry::tcpx {
 namespace {
 
-// Bytes and chunks of a payload that keep a comm busy while the next one waits for the last to be in
-// place: all but the last chunk are unpacked while others come.
+// Bytes and chunks of a payload that keep a comm busy while the next one waits for the last to be
+// in place: all but the last chunk are unpacked while others come.
 constexpr std::uint64_t kBusyBytes = 4 << 20;
 constexpr std::uint64_t kBusyChunks = 2;
 
