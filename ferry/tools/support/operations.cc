@@ -61,7 +61,7 @@ Status WaitWith(transfer::Operation operation, const DeadlineNow& deadline_now) 
     if (operation.Poll()) return operation.Wait();
     if (!deadline.expired() || !deadline_now().expired()) continue;
     operation.Expire();
-    const Status own = operation.Wait();
+    Status own = operation.Wait();
     if (own) return status;
     if (own.error().code() == Code::kTimedOut) return own;
     return Error(Code::kTimedOut, fmt::format("{}; it ended with: {}", status.error().message(),
