@@ -30,8 +30,12 @@ def test_the_names_of_forks_are_our_kernels():
 
 
 def test_one_command_runs_the_four_groups(tmp_path, capsys):
-    assert custom_mlp.main([*SMALL, "--out", str(tmp_path)]) == 0
+    assert custom_mlp.main([*SMALL, "--out", str(tmp_path), "--json", str(tmp_path / "rows.json")]) == 0
     said = capsys.readouterr().out
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {group: len(listed) for group, listed in rows.items()} == {
+        "correctness": 15, "speed": 5, "memory": 5, "profile": 0}
+    assert all(row["us"] > 0 and row["torch_us"] > 0 for row in rows["speed"])
     for group in custom_mlp.GROUPS:
         assert f"\n{group}:" in said
     assert said.count("passed") == 5 * 3 and "WRONG" not in said

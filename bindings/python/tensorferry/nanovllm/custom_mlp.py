@@ -12,6 +12,7 @@ beside this package, the second does not.
 
 import argparse
 import functools
+import json
 import pathlib
 import sys
 from typing import NamedTuple
@@ -95,16 +96,20 @@ def _error(found, exact):
     )
 
 
+# Each group returns whether its results are right, and what --json lists of it.
+
+
 def _correctness(options):
-    well = True
+    well, rows = True, []
     for dtype in options.dtypes:
         for case in _cases(options, getattr(torch, dtype)):
             error = _error(case.ours(*case.arguments), _in_float64(case))
             right = error <= _TOLERANCE[dtype]
             well = well and right
+            rows.append({"name": case.name, "dtype": dtype, "error": error, "tolerance": _TOLERANCE[dtype]})
             print(f"  {case.name:24} {dtype:9} largest error {error:.2e} of {_TOLERANCE[dtype]:.2e} "
                   f"{'passed' if right else 'WRONG'}")
-    return well
+    return well, rows
 
 
 def _judged(case, speedup, device):
@@ -116,22 +121,28 @@ def _judged(case, speedup, device):
 
 
 def _speed(options):
+    rows = []
     for case in _cases(options, getattr(torch, options.dtypes[0])):
         measure = functools.partial(benchmark.benchmark_kernel, warmup=3, iters=options.iters)
         ours = measure(case.ours, *case.arguments, name=case.name)
         theirs = measure(case.eager, *case.arguments, name="torch's ops")
         print(f"  {ours}; torch's ops: {theirs * 1e6:.2f} us, {theirs / ours:.2f} times as long; "
               f"{_judged(case, theirs / ours, options.device)}")
-    return True
+        rows.append({"name": case.name, "us": ours * 1e6, "torch_us": theirs * 1e6, "gbps": ours.gbps,
+                     "ceiling_gbps": ours.ceiling_gbps})
+    return True, rows
 
 
 def _memory(options):
+    rows = []
     for case in _cases(options, getattr(torch, options.dtypes[0])):
         ours = benchmark.memory_report(case.ours, *case.arguments)
         theirs = benchmark.memory_report(case.eager, *case.arguments)
         print(f"  {case.name:24} at most {ours.peak_bytes} bytes more, {ours.result_bytes} of them "
               f"the result; torch's ops: {theirs.peak_bytes}")
-    return True
+        rows.append({"name": case.name, "peak_bytes": ours.peak_bytes, "result_bytes": ours.result_bytes,
+                     "torch_peak_bytes": theirs.peak_bytes})
+    return True, rows
 
 
 def _profile(options):
@@ -141,7 +152,7 @@ def _profile(options):
         mlp.ours(*mlp.arguments)
     folder = pathlib.Path(options.out)
     print(f"  {folder / 'profile_trace.json'}, {folder / 'profile_report.txt'}")
-    return True
+    return True, []
 
 
 def _why_not(group, options):
@@ -171,6 +182,7 @@ def _options(arguments):
     parser.add_argument("--iters", type=int, default=100 if gpu else 10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default=".", help="folder of the profile")
+    parser.add_argument("--json", help="file for the rows of all groups but the profile's")
     options = parser.parse_args(arguments)
     options.groups, options.dtypes = options.groups.split(","), options.dtypes.split(",")
     for name, known in (("groups", GROUPS), ("dtypes", _TOLERANCE)):
@@ -188,11 +200,16 @@ def main(arguments=None):
     options = _options(arguments)
     run = {"correctness": _correctness, "speed": _speed, "memory": _memory, "profile": _profile}
     print(f"{options.tokens} tokens, {options.hidden} to {options.intermediate}, {options.device}")
-    well = True
+    well, found = True, {}
     for group in options.groups:
         why = _why_not(group, options)
         print(f"{group}: {'skipped: ' + why if why else ''}".rstrip())
-        well = (why != "" or run[group](options)) and well
+        if why:
+            continue
+        right, found[group] = run[group](options)
+        well = right and well
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(found), encoding="utf-8")
     if options.device == "cpu":
         print("not run: the GPU's kernels (--device cuda)")
     return 0 if well else 1
