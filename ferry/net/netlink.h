@@ -20,7 +20,7 @@ class Netlink {
   // the send. One thread at a time.
   std::optional<std::vector<std::byte>> Ask(std::uint16_t type, std::span<const std::byte> body,
                                             std::uint16_t answer_type);
-  // Whether there is a socket; errno of socket(2) says why not.
+  // False if socket(2) has failed, whose errno is kept.
   explicit operator bool() const { return static_cast<bool>(fd_); }
   // The network namespace that is asked, as NamespaceOf() says.
   std::uint64_t network() const;

@@ -388,7 +388,7 @@ TEST_F(LaneSecretTest, WithoutOneAndADescriptorToAskWithTheRefusalSaysSo) {
   RawSetup other(address);
   (void)other.RawSession::SayHello(Packed(TermsWithoutSecret()));
   (void)other.ReceiveRefusal();
-  // What is kept of the other's process serves no process that lists its sockets elsewhere.
+  // The check of `other` is kept for a second. Another list of sockets needs a check of its own.
   PluginTerms terms = TermsWithoutSecret();
   ++terms.process.list;
   std::string refusal;
