@@ -8,6 +8,7 @@
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -52,17 +54,28 @@ struct Entry {
 // Entries are in the bucket of their cookie, so that a peer reads one bucket however many sockets
 // there are. The kernel counts cookies up, which spreads them evenly.
 using Bucket = std::array<Entry, 8>;
-constexpr std::uint64_t kBuckets = 1 << 14;
+// A cookie has a bucket in the first 2 MiB of the list and another in its first 64 KiB. The second
+// is used where the first is full or lies beyond the process's limit of file sizes (`ulimit -f`),
+// which applies to memfds, too.
+constexpr std::uint64_t kBuckets[] = {1 << 14, 1 << 9};
 
-off_t PlaceOf(std::uint64_t cookie) {
-  return static_cast<off_t>(cookie % kBuckets * sizeof(Bucket));
+off_t PlaceOf(std::uint64_t cookie, std::uint64_t buckets) {
+  return static_cast<off_t>(cookie % buckets * sizeof(Bucket));
 }
 
-// The bucket of a cookie; past the end of the file its entries are free.
-Bucket ReadBucket(int list, std::uint64_t cookie) {
+// The bucket at `place`; past the end of the file its entries are free.
+Bucket ReadBucket(int list, off_t place) {
   Bucket bucket{};
-  (void)!::pread(list, bucket.data(), sizeof bucket, PlaceOf(cookie));
+  (void)!::pread(list, bucket.data(), sizeof bucket, place);
   return bucket;
+}
+
+// Whether a bucket at `place` can be written. A write beyond the limit raises SIGXFSZ, which ends a
+// process that does not ignore it.
+bool IsBelowTheLimit(off_t place) {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+         static_cast<rlim_t>(place) + sizeof(Bucket) <= limit.rlim_cur;
 }
 
 struct SocketList {
@@ -70,19 +83,24 @@ struct SocketList {
   std::mutex mutex;  // over what is written
   int count = 0;     // of listed sockets
 
-  // Puts `entry` into the place of the one that has the cookie `old`, in the bucket of `cookie`. In
-  // a full bucket there is no free one: the socket is not listed then. Returns how many are listed
+  // Puts `entry` into the place of the one that has the cookie `old`, in a bucket of `cookie`.
+  // Where both are full or beyond the limit, the socket is not listed. Returns how many are listed
   // now.
   int Replace(std::uint64_t cookie, std::uint64_t old, const Entry& entry) {
     const std::lock_guard lock(mutex);
-    const Bucket bucket = ReadBucket(fd.get(), cookie);
-    const auto* const place = std::find_if(bucket.begin(), bucket.end(),
-                                           [old](const Entry& at) { return at.cookie == old; });
-    if (!fd || place == bucket.end()) return count;
-    const auto index = static_cast<off_t>(place - bucket.begin());
-    (void)!::pwrite(fd.get(), &entry, sizeof entry,
-                    PlaceOf(cookie) + index * static_cast<off_t>(sizeof entry));
-    return count += entry.cookie != 0 ? 1 : -1;
+    if (!fd) return count;
+    for (const std::uint64_t buckets : kBuckets) {
+      const off_t place = PlaceOf(cookie, buckets);
+      const Bucket bucket = ReadBucket(fd.get(), place);
+      const auto* const found = std::find_if(bucket.begin(), bucket.end(),
+                                             [old](const Entry& at) { return at.cookie == old; });
+      if (found == bucket.end() || !IsBelowTheLimit(place)) continue;
+      const auto index = static_cast<off_t>(found - bucket.begin());
+      (void)!::pwrite(fd.get(), &entry, sizeof entry,
+                      place + index * static_cast<off_t>(sizeof entry));
+      return count += entry.cookie != 0 ? 1 : -1;
+    }
+    return count;
   }
 };
 
@@ -194,11 +212,13 @@ class OwnProcess {
   // Whether it has this socket, and has listed it. False once it has ended, even if another process
   // has its number then.
   bool Has(const KernelSocket& socket) const {
-    const Bucket bucket = ReadBucket(list_.get(), socket.cookie);
-    return std::any_of(bucket.begin(), bucket.end(), [&](const Entry& entry) {
-      return entry.cookie == socket.cookie &&
-             TargetOf(folder_.get(), fmt::format("fd/{}", entry.descriptor)) ==
-                 fmt::format("socket:[{}]", socket.inode);
+    return std::any_of(std::begin(kBuckets), std::end(kBuckets), [&](std::uint64_t buckets) {
+      const Bucket bucket = ReadBucket(list_.get(), PlaceOf(socket.cookie, buckets));
+      return std::any_of(bucket.begin(), bucket.end(), [&](const Entry& entry) {
+        return entry.cookie == socket.cookie &&
+               TargetOf(folder_.get(), fmt::format("fd/{}", entry.descriptor)) ==
+                   fmt::format("socket:[{}]", socket.inode);
+      });
     });
   }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -61,6 +62,24 @@ TEST(SocketOwner, IsFoundForEachOfManySockets) {
   for (std::size_t i = 0; i < accepted.size(); i += 2) listed[i].reset();
   for (std::size_t i = 0; i < accepted.size(); ++i) {
     EXPECT_EQ(IsHeldBy(ThisProcess(), accepted[i].get()), i % 2 == 1) << i;
+  }
+}
+
+// Regression: most places of the list lie beyond a small limit, at which a write ends the process.
+TEST(SocketOwner, IsFoundWhereFilesMustBeSmall) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{.rlim_cur = 64 << 10, .rlim_max = before.rlim_max};
+  for (int i = 0; i < 8; ++i) {
+    const Pair pair;
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    auto listed = std::make_unique<ListedSocket>(pair.dialed.fd());
+    const bool held = IsHeldBy(ThisProcess(), pair.accepted.get());
+    listed.reset();
+    const bool still_held = IsHeldBy(ThisProcess(), pair.accepted.get());
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_TRUE(held) << i;
+    EXPECT_FALSE(still_held) << i;
   }
 }
 
