@@ -112,13 +112,20 @@ class Writing(unittest.TestCase):
         self.assertNotIn("us_p50", starts.rows["through the plugin, kernel, depth 4: write 65536 KiB"]["values"])
         self.assertIn("plain TCP, depth 4: write 65536 KiB", starts.rows)
 
-    def python_rows(self, absent, nano_exit):
-        """Rows of the part "python"; with a nano-vllm that ends so, or none."""
+    def python_rows(self, absent, nano_exit, groups=4):
+        """Rows of the part "python"; with a nano-vllm that ends so, or none, and so many groups of custom_mlp."""
+        names = ("correctness", "speed", "memory", "profile")
+        row = {"name": "gated", "dtype": "bf16", "tolerance": 1e-2, "error": 1e-3, "us": 1, "torch_us": 2,
+               "result_bytes": 1, "peak_bytes": 1, "torch_peak_bytes": 2}
+
         def run(command, **_):
             words = list(map(str, command))
             code, said = 0, '{"devices": ["cuda:0"], "gbps": 1}'
             if "-c" in words:
                 said = absent
+            elif "tensorferry.nanovllm.custom_mlp" in words:
+                file = pathlib.Path(words[words.index("--json") + 1])
+                file.write_text(json.dumps({name: [row] for name in names[:groups]}), encoding="utf-8")
             elif "-m" in words:
                 code, said = nano_exit, "why"
             return argparse.Namespace(returncode=code, stdout=said)
@@ -133,9 +140,16 @@ class Writing(unittest.TestCase):
     def test_a_nano_vllm_that_fails_is_a_failure_and_one_that_is_absent_is_named(self):
         rows, said = self.python_rows("nano-vllm is not installed", 1)
         self.assertIn("left out: nano-vllm: nano-vllm is not installed", said)
-        self.assertEqual(len(rows), 4)
+        self.assertEqual(sum(name.startswith("push_weights") for name in rows), 4)
         with self.assertRaisesRegex(bench_gpu.Failed, "nanovllm.bench.*exit 1: why"):
             self.python_rows("", 1)
+
+    def test_the_groups_of_custom_mlp_have_rows_and_none_is_skipped(self):
+        rows, _ = self.python_rows("nano-vllm is not installed", 1)
+        self.assertEqual(rows["custom_mlp, speed: gated"]["speedup"].to_json()["median"], 2)
+        self.assertEqual(sum(name.startswith("custom_mlp") for name in rows), 3)
+        with self.assertRaisesRegex(bench_gpu.Failed, "skipped a group"):
+            self.python_rows("nano-vllm is not installed", 1, groups=3)
 
 
 class Merging(unittest.TestCase):
