@@ -1,8 +1,14 @@
 // Watching descriptors, waiting for their events and waking up.
 #include "ferry/core/epoll_set.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
+#include <ctime>
 
 namespace ferry {
 namespace {
@@ -13,6 +19,22 @@ constexpr int kMaxEvents = 64;
 // handler was removed from those of the descriptor's next handler.
 std::uint64_t EpollKey(int fd, std::uint32_t generation) {
   return std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(fd);
+}
+
+// By number: the C library of some systems that this runs on has no function for it. Such a kernel
+// does not know the call, or a filter of system calls denies what it does not know.
+int WaitPrecisely(int epoll, epoll_event* events, Deadline wake) {
+  static std::atomic<bool> is_known{true};
+  const bool sleeps = !wake.never() && !wake.expired();
+  if (sleeps && is_known.load(std::memory_order_relaxed)) {
+    const auto left = std::max<std::chrono::nanoseconds>(wake.when() - Clock::now(), {});
+    const timespec timeout = {.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000),
+                              .tv_nsec = static_cast<long>(left.count() % 1'000'000'000)};
+    const long count = ::syscall(SYS_epoll_pwait2, epoll, events, kMaxEvents, &timeout, nullptr, 0);
+    if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return static_cast<int>(count);
+    is_known.store(false, std::memory_order_relaxed);
+  }
+  return ::epoll_wait(epoll, events, kMaxEvents, wake.PollMillis());
 }
 
 }  // namespace
@@ -52,8 +74,8 @@ void EpollSet::Unwatch(int fd, Handler* handler) {
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, &event);
 }
 
-int EpollSet::Wait(int timeout_ms) {
-  const int count = ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, timeout_ms);
+int EpollSet::Wait(Deadline wake) {
+  const int count = WaitPrecisely(epoll_.get(), events_.data(), wake);
   sleeping_.store(false, std::memory_order_relaxed);
   return count;
 }

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/function_ref.h"
@@ -31,8 +32,9 @@ class EpollSet {
   // sleeper if the sleeper, after this call, has read the flag as not set: with sequentially
   // consistent accesses at least one of them sees the other's store.
   void AnnounceSleep() noexcept { sleeping_.store(true); }
-  // Waits for events, for `timeout_ms` at most (-1: without limit). Returns how many there are.
-  int Wait(int timeout_ms);
+  // Waits for events until `wake` at most: to the clock's precision, which timers of the kernel may
+  // exceed by 50 us, or on kernels before 5.11 in whole milliseconds. Returns how many there are.
+  int Wait(Deadline wake);
   // Passes the `count` events of Wait() to their handlers, and calls `after_each`. Returns whether
   // there was one with a handler. The handler is looked up only now, because a guest or another
   // handler may have removed it since Wait() returned.

@@ -2,15 +2,20 @@
 #include "ferry/core/epoll_set.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <functional>
 #include <utility>
 
 namespace ferry {
 namespace {
 
-constexpr int kNoWait = 0;
-constexpr int kTimeoutMs = 30'000;
+const Deadline kNoWait = Deadline::At({});
+constexpr std::chrono::seconds kTimeout{30};
 
 class CallCounter final : public EventLoop::Handler {
  public:
@@ -102,7 +107,7 @@ TEST_F(EpollSetTest, WakesOnlyAThreadThatHasAnnouncedItsSleep) {
   EXPECT_EQ(set_.Wait(kNoWait), 0);
   set_.AnnounceSleep();
   set_.Wake();
-  const int count = set_.Wait(kTimeoutMs);
+  const int count = set_.Wait(Deadline::After(kTimeout));
   EXPECT_EQ(count, 1);
   EXPECT_EQ(Handle(count), 0);
   // The announcement holds for one wait.
@@ -113,10 +118,27 @@ TEST_F(EpollSetTest, WakesOnlyAThreadThatHasAnnouncedItsSleep) {
 TEST_F(EpollSetTest, IsInterruptedAlsoWithoutAnAnnouncement) {
   set_.Interrupt();
   set_.Interrupt();
-  const int count = set_.Wait(kTimeoutMs);
+  const int count = set_.Wait(Deadline::After(kTimeout));
   EXPECT_EQ(count, 1);
   EXPECT_EQ(Handle(count), 0);
   EXPECT_EQ(set_.Wait(kNoWait), 0);
+}
+
+// A kernel before 5.11 cannot.
+TEST_F(EpollSetTest, WaitsForLessThanAMillisecond) {
+  const long known = ::syscall(SYS_epoll_pwait2, -1, nullptr, 0, nullptr, nullptr, 0);
+  if (known < 0 && (errno == ENOSYS || errno == EPERM)) GTEST_SKIP() << "no epoll_pwait2 here";
+  const Deadline timeout = Deadline::After(kTimeout);
+  Clock::duration shortest = Clock::duration::max();
+  // A busy machine may let any one wait take long.
+  while (shortest >= std::chrono::microseconds(900) && !timeout.expired()) {
+    const auto begin = Clock::now();
+    const Deadline wake = Deadline::At(begin + std::chrono::microseconds(50));
+    EXPECT_EQ(set_.Wait(wake), 0);
+    EXPECT_TRUE(wake.expired());
+    shortest = std::min(shortest, Clock::now() - begin);
+  }
+  EXPECT_LT(shortest, std::chrono::microseconds(900));
 }
 
 }  // namespace

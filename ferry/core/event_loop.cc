@@ -197,14 +197,14 @@ bool EventLoop::Impl::RunDeferred(Defer when) {
 }
 
 bool EventLoop::Impl::PollEvents(Deadline wake) {
-  int timeout = wake.Sooner(Deadline::At(timers.next())).PollMillis();
-  if (timeout != 0) {
+  wake = wake.Sooner(Deadline::At(timers.next()));
+  bool sleeps = !wake.expired();
+  if (sleeps) {
     epoll.AnnounceSleep();
-    if (tasks.has_new()) timeout = 0;
+    sleeps = !tasks.has_new();
   }
-  const bool sleeps = timeout != 0;
   if (sleeps) ownership.Share();
-  const int count = epoll.Wait(timeout);
+  const int count = epoll.Wait(sleeps ? wake : kNow);
   if (sleeps) ownership.Reclaim();
   const bool worked = epoll.Handle(count, [this] { ownership.WakeReadyIfDue(); });
   if (worked) RunDeferred(Defer::kTurnEnd);

@@ -85,7 +85,9 @@ class PayloadIn {
   // calls return the first one. Those of a chunk name it: kCorrupt (its pieces do not form it),
   // those of Unpacker and of the comm.
   Status Progress();
-  bool busy() const noexcept { return left_ > 0; }
+  bool busy() const noexcept { return bytes_left() > 0; }
+  // Those of the payload that are not in place or dropped yet.
+  std::uint64_t bytes_left() const noexcept { return left_; }
   // Bytes that are in place or dropped, since the creation.
   std::uint64_t received_bytes() const noexcept { return received_bytes_; }
   // The chunk that has been the oldest for how long, for errors; empty where there is none.

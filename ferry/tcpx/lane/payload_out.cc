@@ -66,6 +66,7 @@ Status PayloadOut::Begin() {
       Log(LogLevel::kInfo, "plugin", "sending {} bytes with tag {}: {}", message.bytes, message.tag,
           reporter_.NameOf(*waiting_));
     }
+    begun_bytes_ += waiting_->message.bytes;
     begun_.push_back(*waiting_);
     waiting_.reset();
   }
@@ -84,6 +85,7 @@ Status PayloadOut::Test() {
     if (logged_.Have(oldest)) {
       Log(LogLevel::kInfo, "plugin", "send completed: {}", reporter_.NameOf(oldest));
     }
+    begun_bytes_ -= oldest.message.bytes;
     begun_.pop_front();
     ++sent_chunks_;
   }

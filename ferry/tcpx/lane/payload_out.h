@@ -42,6 +42,8 @@ class PayloadOut {
   // The plugin has sent the payloads up to this number, and reads their memory no longer.
   std::uint64_t sent_frames() const noexcept { return sent_frames_; }
   std::uint64_t sent_chunks() const noexcept { return sent_chunks_; }
+  // Those that the plugin has and has not sent.
+  std::uint64_t bytes_in_flight() const noexcept { return begun_bytes_; }
   // The chunk that has been the oldest for how long, for errors; empty where there is none.
   std::string Waits() const { return reporter_.Waits(); }
   // The chunks of the payload with this number, from 1, which may have been sent.
@@ -82,6 +84,7 @@ class PayloadOut {
   std::size_t cut_frames_ = 0;    // of frames_, from the first on
   std::optional<Chunk> waiting_;  // the next one, where the plugin had no capacity for it
   std::deque<Chunk> begun_;
+  std::uint64_t begun_bytes_ = 0;
   std::uint64_t next_chunk_ = 0;
   std::uint64_t sent_chunks_ = 0;
   std::uint64_t pushed_frames_ = 0;
