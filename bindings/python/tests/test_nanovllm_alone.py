@@ -312,6 +312,13 @@ def test_the_benchmark_says_that_nano_vllm_is_missing(monkeypatch):
         bench.main(["--device", "cpu"])
 
 
+def test_the_benchmark_says_that_there_is_no_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr("tensorferry.nanovllm.find", lambda: tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="torch finds no GPU; --device cpu"):
+        bench.main([])
+
+
 def test_the_verdict_is_for_the_first_that_differs_and_the_worst():
     assert bench.verdict([(0, 0, 0.0), (0, 1, 0.0)], 0.1, 2) == (
         True, "2 of 2 tokens are the reference's own")

@@ -244,6 +244,11 @@ def main(arguments=None):
         nanovllm.find()
     except errors.Error as error:
         raise SystemExit(f"bench: {error}") from error
+    import torch  # nano-vllm has it
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("bench: torch finds no GPU; --device cpu runs the CPU's kernels, for which "
+                         "--layers 2 --hidden 256 is large enough")
     with tempfile.TemporaryDirectory(prefix="tensorferry-bench-") as folder:
         bench = _Bench(options, folder)
         bench.write_model()
