@@ -24,14 +24,15 @@ TOOLS = {
 # The rooms of transfer, and the rooms that each may include. All know the value types of the public
 # handles (TRANSFER_VALUES), and no handle.
 TRANSFER_ROOMS = {
-    "": ("core cuda copy net", "handshake gpu engine endpoint"),
+    "": ("core cuda copy net", "handshake gpu lane connection endpoint"),
     "/handshake": ("core net session", ""),
     "/memory": ("core copy", "handshake"),
     "/gpu": ("core cuda copy net", "handshake memory"),
     "/stats": ("core net", ""),
     "/recovery": ("core net session", "handshake stats"),
-    "/engine": ("core cuda copy net session", "handshake memory gpu stats recovery"),
-    "/endpoint": ("core net session", "handshake memory gpu stats recovery engine"),
+    "/lane": ("core cuda copy net", "handshake memory gpu"),
+    "/connection": ("core cuda net session", "handshake memory gpu stats recovery lane"),
+    "/endpoint": ("core net session", "handshake memory gpu stats recovery lane connection"),
 }
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",
                                                    "readiness.h", "region.h")}

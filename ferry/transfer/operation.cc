@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/connection/connection_core.h"
 
 namespace ferry::transfer {
 

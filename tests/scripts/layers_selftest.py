@@ -60,7 +60,7 @@ class CheckLayers(unittest.TestCase):
         self.assertIn("tcpx/unpack may not include", out)
 
     def test_transfer_knows_neither_the_host_of_plugins_nor_kernels(self):
-        for folder in ("transfer", "transfer/engine", "transfer/endpoint"):
+        for folder in ("transfer", "transfer/lane", "transfer/connection", "transfer/endpoint"):
             for other in ("tcpx/factory.h", "tcpx/host/plugin.h", "kernels/tensor.h"):
                 out = self.check(f"ferry/{folder}/a.cc", f'#include "ferry/{other}"\n')
                 self.assertIn(f"{folder} may not include ferry/{other}", out)

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/connection/connection_core.h"
 
 namespace ferry::transfer {
 

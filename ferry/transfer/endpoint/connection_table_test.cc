@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/transfer/engine/connection_core.h"
+#include "ferry/transfer/connection/connection_core.h"
 #include "ferry/transfer/memory/region_table.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 

@@ -9,8 +9,8 @@
 
 #include "ferry/net/builtin.h"
 #include "ferry/net/testing/bad_address.h"
+#include "ferry/transfer/connection/connection_core.h"
 #include "ferry/transfer/endpoint/endpoint_core.h"
-#include "ferry/transfer/engine/connection_core.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {

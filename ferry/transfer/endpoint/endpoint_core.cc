@@ -15,8 +15,8 @@
 #include "ferry/net/local_addresses.h"
 #include "ferry/transfer/endpoint/acceptor.h"
 #include "ferry/transfer/endpoint/dialer.h"
-#include "ferry/transfer/engine/lane_limits.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
+#include "ferry/transfer/lane/lane_limits.h"
 #include "ferry/transfer/recovery/lane_health.h"
 
 namespace ferry::transfer {

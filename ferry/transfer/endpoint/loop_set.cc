@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "ferry/transfer/engine/lane_group.h"
+#include "ferry/transfer/connection/lane_group.h"
 
 namespace ferry::transfer {
 

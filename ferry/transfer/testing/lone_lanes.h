@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "ferry/transfer/engine/connection_common.h"
-#include "ferry/transfer/engine/lane_group.h"
-#include "ferry/transfer/engine/lane_monitor.h"
-#include "ferry/transfer/engine/message_queue.h"
-#include "ferry/transfer/engine/operation_runner.h"
+#include "ferry/transfer/connection/connection_common.h"
+#include "ferry/transfer/connection/lane_group.h"
+#include "ferry/transfer/connection/lane_monitor.h"
+#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/connection/operation_runner.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 

@@ -1,0 +1,383 @@
+// Begins, aborts and ends the operations of a connection.
+#include "ferry/transfer/connection/operation_runner.h"
+
+#include <fmt/core.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/transfer/connection/lane_monitor.h"
+#include "ferry/transfer/gpu/gpu_sharing.h"
+#include "ferry/transfer/gpu/staged_copy.h"
+
+namespace ferry::transfer {
+namespace {
+
+// An operation that was being aborted when the connection was lost ends with the reason for that.
+Error FirstError(const OperationState& operation, const Error& lost) {
+  if (operation.abort_error) return *operation.abort_error;
+  return operation.ledger.error().value_or(lost);
+}
+
+}  // namespace
+
+OperationRunner::OperationRunner(ConnectionCommon* common, const LaneGroup* lanes,
+                                 LaneMonitor* monitor, MessageQueue* messages)
+    : common_(common),
+      lanes_(lanes),
+      monitor_(monitor),
+      messages_(messages),
+      dealer_(&monitor->lives()) {}
+
+std::string OperationRunner::NameOf(const OperationState& operation) const {
+  return fmt::format("{} {} to {}", OperationName(operation.kind), operation.id,
+                     common_->context.peer_name);
+}
+
+// ---- from the application -----------------------------------------------------------------------
+
+// Ends the operation even if the loop stops before it could run this task.
+struct OperationRunner::Submission {
+  OperationRunner* runner;
+  std::shared_ptr<void> keep;  // the connection, which has the runner
+  OperationRef operation;
+
+  Submission(OperationRunner* its_runner, OperationRef its_operation)
+      : runner(its_runner), keep(its_runner->KeepAlive()), operation(std::move(its_operation)) {}
+  Submission(Submission&&) = default;
+  Submission& operator=(Submission&&) = delete;
+  ~Submission() {
+    if (!operation) return;
+    operation->local_pins.clear();
+    operation->Complete(Error(Code::kCancelled, "this endpoint was closed"));
+  }
+  void operator()() { runner->Begin(std::exchange(operation, nullptr)); }
+};
+
+void OperationRunner::Submit(OperationRef operation) {
+  in_flight_.fetch_add(1);
+  // If none of our data is in flight the calling thread sends at once. Otherwise the loop has a
+  // turn coming, and what has queued up by then is sent in one system call.
+  const bool at_once =
+      !PutsBytesOnTheWire(operation->kind) || sending_.fetch_add(1, std::memory_order_relaxed) == 0;
+  Submission submission(this, std::move(operation));
+  if (at_once) {
+    common_->home->PostOrRun(std::move(submission));
+  } else {
+    common_->home->Post(std::move(submission));
+  }
+}
+
+void OperationRunner::Cancel(OperationRef operation) {
+  common_->home->PostOrRun([keep = KeepAlive(), this, operation = std::move(operation)] {
+    Abort(operation, Error(Code::kCancelled, NameOf(*operation) + " was cancelled"));
+  });
+}
+
+// Its own deadline may have passed just now; then the first of the two aborts it.
+void OperationRunner::Expire(OperationRef operation) {
+  common_->home->PostOrRun([keep = KeepAlive(), this, operation = std::move(operation)] {
+    if (table_.Contains(operation->id) && !operation->aborting) AbortLate(operation);
+  });
+}
+
+// The operation may have been cancelled or timed out while it waited.
+void OperationRunner::OnStreamReached(OperationRef operation, const Status& reached) {
+  common_->home->Post([keep = KeepAlive(), this, operation = std::move(operation), reached] {
+    if (!table_.Contains(operation->id)) return;  // it has ended meanwhile
+    if (common_->state.lost()) return End(*operation, common_->state.error());
+    if (reached) return BeginNow(operation);
+    End(*operation,
+        Error(reached.error().code(),
+              fmt::format("{} did not begin because the stream that it waits for failed: {}",
+                          NameOf(*operation), reached.error().message())));
+  });
+}
+
+// ---- the life of an operation -------------------------------------------------------------------
+
+// The deadline counts from here, also while the operation waits for its stream.
+void OperationRunner::Begin(const OperationRef& operation) {
+  common_->stats.CountBegin(operation->kind);
+  table_.Insert(operation, operation->deadline);
+  if (common_->state.lost()) return End(*operation, common_->state.error());
+  Schedule();
+  if (!operation->waits_for_stream) BeginNow(operation);
+}
+
+void OperationRunner::BeginNow(const OperationRef& operation) {
+  operation->waits_for_stream = false;
+  switch (operation->kind) {
+    case OperationKind::kWrite:
+    case OperationKind::kRead: return BeginSlices(operation);
+    case OperationKind::kSend: return messages_->BeginSend(operation);
+    case OperationKind::kRecv: return messages_->BeginReceive(operation);
+    case OperationKind::kNotify: return SendNotification(operation);
+  }
+}
+
+void OperationRunner::BeginSlices(const OperationRef& operation) {
+  operation->phase = OperationState::Phase::kSlices;
+  operation->ledger.Begin(operation->plan->slice_count);
+  lanes_->AddWork(dealer_.Begin(operation.get()), operation);
+}
+
+// For a write this runs after all its slices are acknowledged, so the notification cannot overtake
+// the data.
+void OperationRunner::SendNotification(const OperationRef& operation) {
+  operation->phase = OperationState::Phase::kNotify;
+  operation->ledger.BeginPulled();
+  Send(wire::Type::kNotify, operation->id, {}, operation->notification, operation);
+}
+
+void OperationRunner::PostRoundDone(const OperationRef& operation) {
+  // Always posted: the caller is in the middle of its own bookkeeping.
+  common_->home->Post([keep = KeepAlive(), this, operation] { OnRoundDone(operation); });
+}
+
+// The end of a round of slices: a message continues with its FIN, a write with its notification;
+// otherwise the operation ends.
+void OperationRunner::OnRoundDone(const OperationRef& operation) {
+  if (!table_.Contains(operation->id)) return;  // the connection has failed meanwhile
+  const auto error = operation->ledger.error();
+  const bool of_slices = operation->phase == OperationState::Phase::kSlices;
+  if (operation->kind == OperationKind::kSend && of_slices) {
+    messages_->SendFin(operation->id, error ? Status(*error) : Ok());
+  }
+  if (error) return End(*operation, *error);
+  if (operation->kind == OperationKind::kWrite && of_slices && !operation->notification.empty()) {
+    return SendNotification(operation);
+  }
+  End(*operation, Ok());
+}
+
+// The only place where an operation ends; idempotent, because the table holds it exactly once. Pins
+// and shares are released before the caller can see the end.
+void OperationRunner::End(OperationState& operation, Status status) {
+  const OperationRef ended = table_.Take(operation.id);
+  if (!ended) return;
+  common_->stats.CountEnd({.kind = operation.kind,
+                           .id = operation.id,
+                           .begun = operation.phase != OperationState::Phase::kNew,
+                           .by_loss = common_->state.lost()},
+                          status);
+  operation.local_pins.clear();
+  dealer_.End(&operation);
+  if (operation.plan && operation.plan->shared_with != 0) {
+    common_->context.sharing->EndUseOnLoop(*operation.plan);
+  }
+  if (operation.kind != OperationKind::kRecv) {
+    operation.outcome.bytes = !status ? 0
+                              : operation.plan
+                                  ? operation.plan->bytes
+                                  : operation.message.size() + operation.notification.size();
+  }
+  if (PutsBytesOnTheWire(operation.kind)) sending_.fetch_sub(1, std::memory_order_relaxed);
+  in_flight_.fetch_sub(1);
+  operation.Complete(std::move(status));
+  common_->home->NotifyWaiters();
+}
+
+// Ends an operation early, for a cancel or a deadline. At once where nothing is in flight; slices
+// in flight are drained first, because the peer may still write them.
+void OperationRunner::Abort(const OperationRef& operation, const Error& error) {
+  if (!table_.Contains(operation->id) || std::exchange(operation->aborting, true)) return;
+  table_.SetDue(operation->id, Deadline::Never());
+  switch (operation->phase) {
+    case OperationState::Phase::kNew: return End(*operation, error);
+    case OperationState::Phase::kPosted:
+    case OperationState::Phase::kReceiving: return messages_->AbortReceive(operation, error);
+    case OperationState::Phase::kRtsSent:
+      messages_->SendFin(operation->id, error);
+      return End(*operation, error);
+    case OperationState::Phase::kSlices:
+    case OperationState::Phase::kMessage:
+    case OperationState::Phase::kNotify: break;
+  }
+  if (operation->ledger.Stop(error)) return OnRoundDone(operation);
+  if (operation->kind == OperationKind::kRead) {
+    lanes_->PostToAll([operation](LaneEngine& lane) { lane.AbandonReads(operation); });
+  }
+  Drain(operation);
+}
+
+void OperationRunner::Stop(const Error& error) {
+  if (check_timer_ != 0) common_->home->CancelTimerOnLoop(std::exchange(check_timer_, 0));
+  for (const OperationRef& operation : table_.All()) {
+    // Operations whose memory a lane may still touch end when the lanes are closed.
+    if (operation->ledger.active()) {
+      if (operation->ledger.Stop(error)) End(*operation, *operation->ledger.error());
+    } else if (operation->phase != OperationState::Phase::kReceiving) {
+      End(*operation, FirstError(*operation, error));
+    }
+  }
+}
+
+void OperationRunner::Close(const Error& error) {
+  for (const OperationRef& operation : table_.All()) {
+    if (const auto copy = std::exchange(operation->receiving.staged, nullptr)) {
+      AwaitStagedCopy(*copy);
+    }
+    End(*operation, FirstError(*operation, error));
+  }
+}
+
+// ---- the lanes ----------------------------------------------------------------------------------
+
+void OperationRunner::Send(wire::Type type, std::uint64_t operation_id,
+                           std::span<const std::byte> body, std::span<const std::byte> payload,
+                           OperationRef operation) {
+  lanes_->front().SendSequenced(type, operation_id, body, payload, std::move(operation));
+}
+
+void OperationRunner::Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) {
+  lanes_->Run(
+      region->openers.LanesOf(common_->context.number),
+      [region](LaneEngine& lane) { lane.Revoke(region.get()); }, std::move(then));
+}
+
+void OperationRunner::Fail(const Error& error) {
+  common_->home->Post([keep = KeepAlive(), this, error] { common_->failures->FailNow(error); });
+}
+
+// Handed to all lanes: any of them may be the first to have room.
+void OperationRunner::DealAgain(const OperationRef& operation) {
+  common_->home->Post([keep = KeepAlive(), this, operation] {
+    if (dealer_.FirstCarries(*operation)) lanes_->front().AddWork(operation);
+  });
+  for (std::size_t i = lanes_->first_bulk(); i < lanes_->size(); ++i) {
+    lanes_->Post(i, [operation](LaneEngine& lane) { lane.AddWork(operation); });
+  }
+}
+
+// Also done when a lane comes up: operations may have begun while there was none.
+void OperationRunner::DealRestSoon() {
+  if (common_->state.lost() || std::exchange(deal_rest_due_, true)) return;
+  common_->home->Post([keep = KeepAlive(), this] {
+    deal_rest_due_ = false;
+    if (!common_->state.lost()) DealRest();
+  });
+}
+
+// A lane has been lost, and may not come back: operations that waited for it alone are offered to
+// others. If no lane for bulk is up the first lane carries everything.
+void OperationRunner::DealRest() {
+  for (const OperationRef& operation : table_.All()) {
+    const bool has_slices = operation->phase == OperationState::Phase::kSlices;
+    if (!has_slices || operation->ledger.left() == 0) continue;
+    lanes_->AddWork(dealer_.LanesFor(operation->plan->slice_count), operation);
+  }
+}
+
+// ---- deadlines ----------------------------------------------------------------------------------
+
+void OperationRunner::Schedule() {
+  const Deadline deadline = table_.NextDue();
+  // A lost connection ends all its operations anyway, and may be destroyed before a timer fires.
+  if (common_->state.lost() || deadline.never() || deadline.when() >= next_check_) return;
+  next_check_ = deadline.when();
+  if (check_timer_ != 0) common_->home->CancelTimerOnLoop(check_timer_);
+  check_timer_ = common_->home->AddTimerOnLoop(next_check_, [this] {
+    check_timer_ = 0;
+    CheckDue();
+  });
+}
+
+void OperationRunner::CheckDue() {
+  next_check_ = Clock::time_point::max();
+  const std::vector<OperationRef> due = table_.TakeDue(Clock::now());
+  Schedule();
+  for (const OperationRef& operation : due) {
+    if (operation->aborting) {
+      LookAtDrain(operation);
+      continue;
+    }
+    AbortLate(operation);
+  }
+}
+
+// Only the lanes know what an operation that moves bytes waits for.
+void OperationRunner::AbortLate(const OperationRef& operation) {
+  const Error late(Code::kTimedOut, NameOf(*operation) +
+                                        " did not end before its deadline; allow more time or "
+                                        "check the peer");
+  switch (operation->phase) {
+    case OperationState::Phase::kNew:
+    case OperationState::Phase::kRtsSent:
+    case OperationState::Phase::kPosted: return Abort(operation, late);
+    case OperationState::Phase::kSlices:
+    case OperationState::Phase::kMessage:
+    case OperationState::Phase::kNotify:
+    case OperationState::Phase::kReceiving: break;
+  }
+  auto waits =
+      std::make_shared<std::vector<std::string>>(lanes_->size());  // shared by lanes' tasks
+  lanes_->Run(
+      kAllLanes,
+      [waits, operation](LaneEngine& lane) {
+        (*waits)[lane.index()] = lane.Waits(operation.get());
+      },
+      [keep = KeepAlive(), this, operation, waits, late] {
+        std::string text = late.message();
+        for (std::size_t lane = 0; lane < waits->size(); ++lane) {
+          if (!(*waits)[lane].empty()) text += fmt::format("; lane {} is {}", lane, (*waits)[lane]);
+        }
+        Abort(operation, Error(late.code(), text));
+      });
+}
+
+// ---- drains -------------------------------------------------------------------------------------
+
+OperationDrain::Limits OperationRunner::DrainLimits() const {
+  return {.grace = common_->config.drain_grace, .total = common_->config.peer_timeout};
+}
+
+void OperationRunner::Drain(const OperationRef& operation) {
+  monitor_->Notice();
+  operation->drain.Begin(Clock::now());
+  AskLanes();
+  LookAtDrain(operation);
+}
+
+void OperationRunner::AskLanes() {
+  lanes_->PostToAll([](LaneEngine& lane) {
+    lane.DropStopped();
+    lane.Probe();
+  });
+}
+
+void OperationRunner::LookAtDrain(const OperationRef& operation) {
+  table_.SetDue(operation->id, Deadline::Never());          // until the lanes have answered
+  auto look = std::make_shared<DrainLook>(lanes_->size());  // shared by the lanes' tasks
+  lanes_->Run(
+      kAllLanes,
+      [operation, look](LaneEngine& lane) {
+        const bool holds = lane.HoldsOperation(operation.get());
+        look->holds[lane.index()] = holds;
+        look->acknowledged[lane.index()] = holds ? lane.Acknowledged() : 0;
+      },
+      [keep = KeepAlive(), this, operation, look] { JudgeDrain(operation, *look); });
+}
+
+void OperationRunner::JudgeDrain(const OperationRef& operation, const DrainLook& look) {
+  if (common_->state.ending() || !table_.Contains(operation->id)) return;
+  monitor_->Notice();
+  const auto now = Clock::now();
+  switch (operation->drain.Judge(look, monitor_->lives(), DrainLimits(), now)) {
+    case OperationDrain::Verdict::kWait: break;
+    case OperationDrain::Verdict::kAskLanes: AskLanes(); break;
+    case OperationDrain::Verdict::kGiveUp:
+      return common_->failures->FailNow(Error(
+          Code::kPeerLost,
+          fmt::format(
+              "{} did not acknowledge a cancelled or late {} within {:.1f} s "
+              "(FERRY_DRAIN_GRACE, FERRY_PEER_TIMEOUT), so the connection was closed; reconnect",
+              common_->context.peer_name, OperationName(operation->kind),
+              Seconds(now - operation->drain.began()))));
+  }
+  table_.SetDue(operation->id, Deadline::At(operation->drain.NextLook(DrainLimits(), now)));
+  Schedule();
+}
+
+}  // namespace ferry::transfer

@@ -1,0 +1,310 @@
+// Dispatches a lane's callbacks, and moves the lane from one state to the next.
+#include "ferry/transfer/lane/lane_engine.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "ferry/core/check.h"
+#include "ferry/core/log.h"
+#include "ferry/transfer/handshake/parked_lane.h"
+
+namespace ferry::transfer {
+namespace {
+
+// Added to drain_grace, after which a peer begins no further copy (frame_receiver_copy.cc): copies
+// that it has begun have ended by then.
+constexpr auto kLateCopies = milliseconds(100);
+
+const char* NameOf(LaneEngine::State state) {
+  switch (state) {
+    case LaneEngine::State::kConnecting: return "connecting";
+    case LaneEngine::State::kUp: return "up";
+    case LaneEngine::State::kFrozen: return "frozen";
+    case LaneEngine::State::kClosing: return "closing";
+    case LaneEngine::State::kClosed: return "closed";
+  }
+  return "unknown";
+}
+
+bool MayMove(LaneEngine::State from, LaneEngine::State to) {
+  using State = LaneEngine::State;
+  switch (to) {
+    case State::kConnecting: return false;
+    case State::kUp: return from == State::kConnecting || from == State::kFrozen;
+    case State::kFrozen: return from == State::kUp;
+    case State::kClosing: return from != State::kClosed;
+    case State::kClosed: return from == State::kClosing;
+  }
+  return false;
+}
+
+}  // namespace
+
+LaneEngine::LaneEngine(const LaneContext& context, LaneOwner* owner, MessageSink* messages,
+                       EventLoop* loop, std::uint32_t index)
+    : site_{context, owner, messages, loop, index, &counts_, &opened_},
+      frames_(site_),
+      staging_(owner, loop, this),
+      sender_(site_, &frames_, &staging_),
+      dispatcher_(site_, &frames_, &staging_, &sender_) {}
+
+void LaneEngine::MoveTo(State to, const char* why) {
+  FERRY_CHECK(MayMove(state_, to), NameOf(state_), NameOf(to), why);
+  Log(LogLevel::kDebug, "transfer", "lane {} to {} goes from {} to {}: {}", site_.index,
+      site_.context.peer_name, NameOf(state_), NameOf(to), why);
+  state_ = to;
+}
+
+void LaneEngine::Adopt(std::unique_ptr<net::Lane> lane) {
+  lane_.Replace(std::move(lane));
+  UseLane("the handshake is complete");
+}
+
+// Last, because callbacks may begin at once, on the lane's loop.
+void LaneEngine::UseLane(const char* why) {
+  MoveTo(State::kUp, why);
+  lane_->ProvePeerLater(site_.context.process);
+  if (site_.index == 0) proved_ = lane_->ProvePeer(site_.context.process);
+  frames_.SetLane(lane_.get());
+  dispatcher_.receiver().SetLane(lane_.get());
+  lane_->Attach(site_.loop, this);
+}
+
+// ---- what the connection asks for ---------------------------------------------------------------
+
+LaneTraffic LaneEngine::Traffic() const {
+  return {.bytes_sent = counts_.bytes_sent.get(),
+          .bytes_received = counts_.bytes_received.get(),
+          .frames_sent = counts_.frames_sent.get(),
+          .frames_received = counts_.frames_received.get(),
+          .payload_bytes_sent = counts_.payload_bytes_sent.get(),
+          .payload_bytes_received = counts_.payload_bytes_received.get(),
+          .retries = counts_.retries.get(),
+          .retransmitted_segments = counts_.retransmits.get()};
+}
+
+void LaneEngine::Beat(bool heard) {
+  if (state_ != State::kUp) return;
+  lane_.SamplePath(site_);
+  // Bytes that wait in the socket for the rest of a payload count as heard, too.
+  lane_->Poke();
+  if (!heard) Probe();
+  frames_.pool().Trim();
+  dispatcher_.receiver().CountScratch();
+  // Another connection may have released the memory that this lane waits for.
+  dispatcher_.receiver().Resume(FrameReceiver::Wait::kPeer);
+}
+
+void LaneEngine::Look() {
+  if (state_ == State::kUp) lane_->Poke();
+}
+
+std::string LaneEngine::Waits(const OperationState* operation) const {
+  if (state_ != State::kUp) return {};
+  std::string waits = lane_->Waits();
+  if (!HoldsOperation(operation)) return waits;
+  if (!waits.empty()) waits += ", and ";
+  return waits + Unacknowledged();
+}
+
+// The peer processes frames in order, so it has to finish the oldest one first, whichever operation
+// sent it.
+std::string LaneEngine::Unacknowledged() const {
+  const SendWindow& window = sender_.window();
+  const SentFrame* const oldest = window.OldestNamed();
+  if (oldest == nullptr) {
+    return fmt::format("waiting for the peer to acknowledge {} bytes, in {} frames", window.bytes(),
+                       window.size());
+  }
+  return fmt::format("waiting for the peer to acknowledge {}: all of it left {:.1f} s ago",
+                     lane_->NameOfSent(oldest->payload, oldest->bytes),
+                     Seconds(Clock::now() - oldest->sent_at));
+}
+
+std::uint64_t LaneEngine::Acknowledged() const {
+  const std::uint64_t frames = sender_.window().acknowledged();
+  return state_ == State::kUp ? frames + lane_->Path().acknowledged_bytes : frames;
+}
+
+void LaneEngine::SendSequenced(wire::Type type, std::uint64_t operation_id,
+                               std::span<const std::byte> body, std::span<const std::byte> payload,
+                               OperationRef operation) {
+  if (state_ != State::kClosed) {
+    sender_.SendSequenced(type, operation_id, body, payload, std::move(operation));
+  } else if (operation) {
+    sender_.Resolve(operation, closed_by_);
+  }
+}
+
+void LaneEngine::AbandonReads(const OperationRef& operation) {
+  if (dispatcher_.receiver().DropRead(operation.get())) {
+    (void)sender_.reads().TakeOldest();
+    sender_.Resolve(operation);
+  }
+  sender_.AbandonReads(operation);
+}
+
+// Afterwards no frame of this lane writes to the region; answers in flight keep their pins.
+void LaneEngine::Revoke(const RegionState* region) {
+  if (staging_.inbox().AwaitCopiesInto(region)) dispatcher_.SettleLandings();
+  dispatcher_.answers().RefuseWaiting(region);
+  sender_.SendStaged();
+  dispatcher_.receiver().Revoke(region);
+}
+
+bool LaneEngine::Holds(const RegionState* region) {
+  if (state_ == State::kFrozen) DropAnswers();
+  return sender_.window().HoldsRegion(region) || staging_.outbox().HoldsRegion(region);
+}
+
+// ---- callbacks of the lane ----------------------------------------------------------------------
+
+Result<net::Placement> LaneEngine::OnFrame(std::span<const std::byte> meta,
+                                           std::uint64_t payload_bytes) {
+  return dispatcher_.OnFrame(meta, payload_bytes);
+}
+
+Status LaneEngine::OnPayload() {
+  dispatcher_.OnPayload();
+  return Ok();
+}
+
+void LaneEngine::OnSent(net::OutFrame* out) {
+  auto* const frame = static_cast<LaneFrame*>(out);
+  counts_.frames_sent.Add();
+  counts_.bytes_sent.Add(frame->meta.size() + frame->payload_bytes);
+  counts_.payload_bytes_sent.Add(frame->payload_bytes);
+  frames_.TracePayload("sends", frame->payload_bytes, frame->handed_over);
+  const bool kept = frame->kept;  // until settled, possibly below
+  if (frame->plain) frames_.OnPlainSent(frame->type);
+  sender_.OnSent(frame);
+  dispatcher_.receiver().Resume(FrameReceiver::Wait::kPeer);
+  if (!kept) frames_.pool().Recycle(frame);
+  sender_.Pump();
+}
+
+void LaneEngine::OnCopiesEnded() {
+  if (state_ == State::kClosed) return;
+  dispatcher_.SettleLandings();
+  dispatcher_.receiver().Resume(FrameReceiver::Wait::kCopies);
+  sender_.SendStaged();
+  sender_.Pump();
+}
+
+// ---- replacing the lane -------------------------------------------------------------------------
+
+std::optional<LaneProgress> LaneEngine::Freeze(std::uint32_t attempt) {
+  if (state_ == State::kClosed || attempt <= attempt_) return std::nullopt;
+  attempt_ = attempt;
+  if (state_ == State::kUp) {
+    site_.owner->LaneFrozen(site_.index, dispatcher_.heard());
+    GoDown("another lane takes its place");
+  }
+  return frames_.acks().progress();
+}
+
+// Also called in State::kClosing, if the lane is lost inside Close.
+void LaneEngine::GoDown(const char* why) {
+  dispatcher_.AwaitCopies();
+  if (state_ == State::kUp) MoveTo(State::kFrozen, why);
+  frames_.SetLane(nullptr);
+  dispatcher_.receiver().SetLane(nullptr);
+  sender_.OnLaneDown();
+}
+
+// Drops answers to reads: read data is never resent, so only the old lane still needs its memory.
+// Not done for a lane that is only frozen here, because the peer may still be receiving over it.
+void LaneEngine::DropAnswers() {
+  lane_->Close(net::Closing::kAbort);
+  sender_.window().ReleasePins();
+}
+
+// The new lane may have failed while it moved here; it is installed all the same, so that its loss
+// is handled like any other.
+void LaneEngine::Revive(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
+                        const LaneProgress& peer) {
+  if (state_ == State::kClosed || attempt != attempt_) return;  // a later attempt has started
+  FERRY_CHECK(state_ == State::kFrozen, site_.index);
+  // First, so that the kernel no longer reads memory of frames that the peer says it has processed.
+  lane_->Close(net::Closing::kAbort);
+  if (auto settled = sender_.Settle(peer); !settled) {
+    site_.owner->LaneFailed(settled.error());
+    return Close(settled.error());
+  }
+  const std::optional<Error> failure = lane->failure();
+  lane_.Replace(lane->Take());
+  dispatcher_.Restart();
+  if (!failure) UseLane("its replacement is here");
+  sender_.SendAgain();
+  if (failure) return site_.owner->LaneLost(site_.index, *failure, std::nullopt);
+  site_.owner->OnLaneUp(site_.index, lane_->Info());
+  // Tells the peer that this side now relies on the lane.
+  Probe();
+  lane_.SamplePath(site_);
+  sender_.Pump();
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+void LaneEngine::OnClosed(net::LaneLoss loss, const Error& error) {
+  if (!frames_.up()) return;  // already frozen
+  // The peer has cancelled the attempt that made this lane; the connection is not affected.
+  const bool was_cancelled =
+      !dispatcher_.heard() && (loss == net::LaneLoss::kPeerClosed || loss == net::LaneLoss::kReset);
+  if (was_cancelled || loss == net::LaneLoss::kReset || loss == net::LaneLoss::kUnreachable) {
+    GoDown("the network has dropped it");
+    DropAnswers();
+    return site_.owner->LaneLost(site_.index, error,
+                                 was_cancelled ? std::nullopt : std::optional(loss));
+  }
+  // First, so that no operation fails with the loss of a connection that is still up.
+  if (loss == net::LaneLoss::kPeerClosed) {
+    site_.owner->PeerClosedLane(site_.index, error);
+  } else {
+    site_.owner->LaneFailed(error);
+  }
+  Close(error);
+}
+
+void LaneEngine::Close(const Error& error) {
+  if (state_ == State::kClosed) return;
+  MoveTo(State::kClosing, error.message().c_str());
+  sender_.Stop();
+  dispatcher_.AwaitCopies();
+  // This side closes: the peer's last frames were processed and their operations succeeded, which
+  // the peer must learn before the close. The lane may fail meanwhile, and close this.
+  if (error.code() == Code::kCancelled) frames_.FlushAck();
+  if (state_ == State::kClosed) return;
+  MoveTo(State::kClosed, "nothing is in flight any more");
+  closed_by_ = error;
+  // Unacknowledged data belongs to operations that end now: reset the lane so that the peer does
+  // not accept it.
+  lane_->Close(sender_.window().OwesData() ? net::Closing::kAbort : net::Closing::kOrderly);
+  frames_.SetLane(nullptr);
+  std::vector<OperationRef> late = sender_.Close(error);
+  dispatcher_.receiver().Close();
+  frames_.Close();
+  if (!late.empty()) return EndLate(std::move(late), error);
+  // Posted, because this may be a callback of the lane, which must return before the connection,
+  // and the lane with it, can be destroyed.
+  site_.owner->PostLaneClosed(site_.index);
+}
+
+// Ends reads that the peer may be copying into our memory right now: without the lane it cannot
+// report when the copy is done.
+void LaneEngine::EndLate(std::vector<OperationRef> late, const Error& error) {
+  site_.loop->AddTimerOnLoop(
+      Clock::now() + site_.context.config->drain_grace + kLateCopies,
+      [self = site_.owner->KeepAlive(), this, late = std::move(late), error] {
+        for (const auto& operation : late) sender_.Resolve(operation, error);
+        site_.owner->PostLaneClosed(site_.index);
+      });
+}
+
+void LaneEngine::Free() {
+  dispatcher_.receiver().Free();
+  lane_.Free();
+}
+
+}  // namespace ferry::transfer
