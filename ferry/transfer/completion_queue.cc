@@ -1,7 +1,7 @@
 // Hands the ends of operations to whoever polls one descriptor.
 #include <utility>
 
-#include "ferry/transfer/lane/completion_sink.h"
+#include "ferry/transfer/lane/operation_state.h"
 #include "ferry/transfer/operation.h"
 
 namespace ferry::transfer {

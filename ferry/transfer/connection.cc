@@ -186,8 +186,15 @@ Result<std::shared_ptr<const Plan>> Connection::Route(Direction direction,
                                                       Deadline deadline) const {
   deadline = deadline.Sooner(Deadline::After(core_->config().handshake_timeout));
   std::uint64_t shared_with = 0;
-  for (const PlanPart& part : parts) core_->sharing().Ask(part.local, part.remote_gpu);
+  // Host memory is never shared, and nothing is asked about it.
+  for (const PlanPart& part : parts) {
+    if (part.stager != nullptr) core_->sharing().Ask(part.local, part.remote_gpu);
+  }
   for (PlanPart& part : parts) {
+    if (part.stager == nullptr) {
+      part.why = kHostMemoryHere;
+      continue;
+    }
     GpuSharing::Route route = core_->sharing().RouteTo(part.local, part.remote_gpu, deadline);
     part.share = route.share;
     part.why = std::move(route.why);

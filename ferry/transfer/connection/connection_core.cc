@@ -10,7 +10,9 @@ namespace ferry::transfer {
 ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer peer,
                                const std::vector<EventLoop*>& loops)
     : peer_(std::move(peer)),
-      common_(config, ContextFor(regions, loops.size()), loops.front(), this),
+      shares_(loops.size(), FirstBulkLaneOf(loops.size())),
+      common_(config, ContextFor(regions, loops.size()), loops.front(),
+              [this](const Error& error) { FailNow(error); }),
       monitor_(&common_, &lanes_),
       operations_(&common_, &lanes_, &monitor_, &messages_),
       messages_(&common_.context, common_.home, &operations_),
@@ -24,6 +26,7 @@ LaneContext ConnectionCore::ContextFor(RegionTable* regions, std::size_t lanes) 
   context.regions = regions;
   context.memory = &memory_;
   context.sharing = &sharing_;
+  context.shares = &shares_;
   context.connection = this;
   context.peer = peer_.endpoint;
   context.process = peer_.process;

@@ -10,7 +10,7 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
-#include "ferry/transfer/connection/connection_common.h"
+#include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"
 #include "ferry/transfer/connection/lane_monitor.h"
 #include "ferry/transfer/connection/message_queue.h"
@@ -19,7 +19,7 @@
 #include "ferry/transfer/gpu/gpu_sharing.h"
 #include "ferry/transfer/gpu/sharing_host.h"
 #include "ferry/transfer/lane/lane_engine.h"
-#include "ferry/transfer/lane/lane_owner.h"
+#include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/memory/held_memory.h"
 #include "ferry/transfer/memory/region_table.h"
 
@@ -44,7 +44,6 @@ struct Peer {
 // OperationRunner.
 class ConnectionCore final : public SharingHost,
                              public LaneOwner,
-                             private FailureHandler,
                              public std::enable_shared_from_this<ConnectionCore> {
  public:
   // `loops`: one for each lane; the first is the home loop.
@@ -135,13 +134,13 @@ class ConnectionCore final : public SharingHost,
     operations_.PostRoundDone(operation);
   }
   void DealAgain(const OperationRef& operation) override { operations_.DealAgain(operation); }
-  double ShareOf(std::uint32_t index) const override { return lanes_.ShareOf(index); }
   void CountRefusal(const Error& error) override { common_.stats.CountRefusal(error); }
   void CountMismatch() override { common_.stats.CountMismatch(); }
 
  private:
   LaneContext ContextFor(RegionTable* regions, std::size_t lanes);
-  void FailNow(const Error& error) override;
+  // Fails everything with `error` and closes the lanes. Home loop.
+  void FailNow(const Error& error);
   // Nothing new begins. `by_peer`: the peer has closed it. Any thread.
   void MarkLost(const Error& error, bool by_peer = false);
   void OnLaneLost(std::uint32_t index, const Error& error, std::optional<net::LaneLoss> loss);
@@ -154,6 +153,7 @@ class ConnectionCore final : public SharingHost,
 
   const Peer peer_;
   HeldMemory memory_;
+  LaneShares shares_;
   ConnectionCommon common_;
   GpuSharing sharing_{this};
   LaneMonitor monitor_;

@@ -1,12 +1,18 @@
-// How far a connection's life has come, and why it ends.
+// What the parts of a connection have in common, and how far its life has come.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "ferry/core/config.h"
+#include "ferry/core/event_loop.h"
 #include "ferry/core/result.h"
+#include "ferry/transfer/lane/lane_site.h"
+#include "ferry/transfer/stats/connection_stats.h"
 
 namespace ferry::transfer {
 
@@ -60,6 +66,30 @@ class ConnectionState {
   Error error_{Code::kPeerLost, ""};      // under mutex_
   std::optional<std::string> unlogged_;   // under mutex_
   std::optional<Error> failed_at_start_;  // home loop
+};
+
+// What the parts of a connection's engine have in common. Owned by the connection, which outlives
+// the parts.
+struct ConnectionCommon {
+  ConnectionCommon(const Config& its_config, LaneContext its_context, EventLoop* its_home,
+                   std::function<void(const Error&)> fail)
+      : config(its_config),
+        stats(its_context.peer_name),
+        context(std::move(its_context)),
+        home(its_home),
+        fail_now(std::move(fail)) {
+    context.config = &config;
+  }
+  ConnectionCommon(const ConnectionCommon&) = delete;
+  ConnectionCommon& operator=(const ConnectionCommon&) = delete;
+
+  const Config config;
+  ConnectionState state;
+  ConnectionStats stats;
+  LaneContext context;
+  EventLoop* const home;
+  // Fails everything with the error and closes the lanes. Home loop.
+  const std::function<void(const Error&)> fail_now;
 };
 
 }  // namespace ferry::transfer

@@ -50,23 +50,6 @@ void LaneGroup::AddWork(LaneSet lanes, const OperationRef& operation) const {
   }
 }
 
-double LaneGroup::ShareOf(std::size_t index) const {
-  const auto lanes = static_cast<double>(lanes_.size() - first_bulk());
-  // The first lane, while it replaces all lanes for bulk.
-  if (index < first_bulk()) return 1 / lanes;
-  std::uint64_t sum = 0;
-  std::size_t known = 0;
-  for (std::size_t i = first_bulk(); i < lanes_.size(); ++i) {
-    const std::uint64_t rate = lanes_[i]->rate();
-    sum += rate;
-    known += rate > 0 ? 1 : 0;
-  }
-  const std::uint64_t own = lanes_[index]->rate();
-  // Lanes with unknown rates count as the mean of the others.
-  if (own == 0 || known == 0) return 1 / lanes;
-  return static_cast<double>(own) / static_cast<double>(sum) * static_cast<double>(known) / lanes;
-}
-
 LaneTraffic LaneGroup::Traffic() const {
   LaneTraffic traffic;
   for (const auto& lane : lanes_) traffic += lane->Traffic();

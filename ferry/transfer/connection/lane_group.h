@@ -10,7 +10,7 @@
 #include "ferry/core/event_loop.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/lane/lane_engine.h"
-#include "ferry/transfer/lane/lane_owner.h"
+#include "ferry/transfer/lane/lane_site.h"
 
 namespace ferry::transfer {
 
@@ -56,8 +56,6 @@ class LaneGroup {
   // after the threads of the others were woken.
   void AddWork(LaneSet lanes, const OperationRef& operation) const;
 
-  // Fraction (0 to 1) of all bulk data that this lane carries, from measured rates.
-  double ShareOf(std::size_t index) const;
   LaneTraffic Traffic() const;
 
  private:

@@ -53,13 +53,6 @@ TEST_F(LaneGroupTest, PostsToOneLane) {
   EXPECT_THAT(seen_, ElementsAre(2));
 }
 
-TEST_F(LaneGroupTest, LanesOfUnknownRateShareBulkEqually) {
-  EXPECT_EQ(lanes_.lanes().first_bulk(), 1u);
-  for (std::size_t lane = 0; lane < 4; ++lane) {
-    EXPECT_DOUBLE_EQ(lanes_.lanes().ShareOf(lane), 1.0 / 3);
-  }
-}
-
 TEST(LaneGroup, WithTwoLanesBothAreForBulk) {
   EXPECT_EQ(FirstBulkLaneOf(1), 0u);
   EXPECT_EQ(FirstBulkLaneOf(2), 0u);

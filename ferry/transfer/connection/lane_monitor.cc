@@ -11,6 +11,60 @@
 
 namespace ferry::transfer {
 
+// ---- LaneLives ----------------------------------------------------------------------------------
+
+bool LaneLives::AnyUp(std::size_t from) const {
+  return std::any_of(lanes_.begin() + static_cast<std::ptrdiff_t>(from), lanes_.end(),
+                     [](const Life& life) { return life.up; });
+}
+
+void LaneLives::SetLost(std::size_t lane, std::optional<net::LaneLoss> loss) {
+  SetDown(lane);
+  if (!loss) return;
+  lanes_[lane].by_reset = *loss == net::LaneLoss::kReset;
+  lanes_[lane].replaced = false;
+}
+
+void LaneLives::SetFrozen(std::size_t lane, bool was_heard) {
+  SetDown(lane);
+  if (!was_heard) return;
+  lanes_[lane].by_reset = false;
+  lanes_[lane].replaced = true;
+}
+
+void LaneLives::SetUp(std::size_t lane, Clock::time_point now) {
+  Life& life = lanes_[lane];
+  life.up = true;
+  life.up_since = now;
+}
+
+bool LaneLives::AllReset() const {
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](const Life& life) { return !life.up && life.by_reset; });
+}
+
+// A lane that was frozen for its replacement cannot be seen to be reset.
+bool LaneLives::Abandoned() const {
+  const auto is_gone = [](const Life& life) {
+    return !life.up && (life.by_reset || life.replaced);
+  };
+  const auto is_reset = [](const Life& life) { return life.by_reset; };
+  return std::all_of(lanes_.begin(), lanes_.end(), is_gone) &&
+         std::any_of(lanes_.begin(), lanes_.end(), is_reset);
+}
+
+void LaneLives::Notice(std::size_t lane, std::uint64_t bytes, Clock::time_point now) {
+  Life& life = lanes_[lane];
+  if (std::exchange(life.noticed_bytes, bytes) != bytes) life.noticed_at = now;
+}
+
+bool LaneLives::AnyNoticedSince(Clock::time_point when) const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [&](const Life& life) { return life.noticed_at > when; });
+}
+
+// ---- LaneMonitor --------------------------------------------------------------------------------
+
 LaneMonitor::LaneMonitor(ConnectionCommon* common, const LaneGroup* lanes)
     : common_(common),
       lanes_(lanes),
@@ -89,13 +143,13 @@ void LaneMonitor::BeatLane(std::uint32_t lane, Clock::time_point now, Clock::dur
 void LaneMonitor::FailIfSilent(Clock::time_point now) {
   const Clock::duration silent = now - heartbeat_.heard_at();
   if (silent >= heartbeat_.lane_timeout() && lives_.Abandoned()) {
-    common_->failures->FailNow(Error(
+    common_->fail_now(Error(
         Code::kPeerLost,
         fmt::format("every lane to {} was reset or was being replaced, and for {:.1f} s none has "
                     "come back (FERRY_LANE_TIMEOUT); reconnect when the peer is back",
                     common_->context.peer_name, Seconds(silent))));
   } else if (heartbeat_.IsPeerLost(now)) {
-    common_->failures->FailNow(Error(
+    common_->fail_now(Error(
         Code::kPeerLost,
         fmt::format("nothing was heard from {} for {:.1f} s (FERRY_PEER_TIMEOUT); it is frozen, "
                     "cut off or gone: reconnect when it is back",
@@ -192,7 +246,7 @@ void LaneMonitor::OnLinkChange(const net::LinkChange& change) {
 // ---- replacing a lane ---------------------------------------------------------------------------
 
 void LaneMonitor::Fail(const Error& error) {
-  common_->home->Post([keep = KeepAlive(), this, error] { common_->failures->FailNow(error); });
+  common_->home->Post([keep = KeepAlive(), this, error] { common_->fail_now(error); });
 }
 
 // The other side's operations may wait, too, and it does not dial.

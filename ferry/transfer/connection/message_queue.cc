@@ -11,6 +11,217 @@
 #include "ferry/transfer/gpu/staged_copy.h"
 
 namespace ferry::transfer {
+
+// ---- Matcher ------------------------------------------------------------------------------------
+
+namespace {
+
+// Limit of mask tables that are kept for reuse although no receive has their mask at present.
+constexpr std::size_t kIdleMasks = 8;
+
+bool Takes(const OperationState& receive, std::uint64_t tag) {
+  return ((receive.tag ^ tag) & receive.mask) == 0;
+}
+
+}  // namespace
+
+// ---- queues -------------------------------------------------------------------------------------
+
+template <class T>
+void Matcher::Queue<T>::Add(Sequence sequence, T item) {
+  if (empty()) {
+    first_sequence_ = sequence;
+    first_ = std::move(item);
+    return;
+  }
+  if (sequence < first_sequence_) {
+    std::swap(sequence, first_sequence_);
+    std::swap(item, first_);
+  }
+  if (!rest_) rest_ = std::make_unique<Rest>();
+  rest_->emplace_hint(rest_->end(), sequence, std::move(item));
+}
+
+template <class T>
+T Matcher::Queue<T>::Take(Sequence sequence) {
+  T taken{};
+  if (sequence == first_sequence_) {
+    taken = std::exchange(first_, T());
+    first_sequence_ = 0;
+    if (!rest_) return taken;
+    first_sequence_ = rest_->begin()->first;
+    first_ = std::move(rest_->begin()->second);
+    rest_->erase(rest_->begin());
+  } else if (rest_) {
+    if (auto node = rest_->extract(sequence)) taken = std::move(node.mapped());
+  }
+  if (rest_ && rest_->empty()) rest_.reset();
+  return taken;
+}
+
+// ---- receives -----------------------------------------------------------------------------------
+
+std::optional<ArrivedMessage> Matcher::Post(const Receive& receive, bool may_index) {
+  const auto message = FindMessage(*receive, may_index);
+  if (message != arrived_.end()) return Take(message);
+  receive->receiving.posted_as = ++last_posted_;
+  Enqueue(receive);
+  return std::nullopt;
+}
+
+void Matcher::Enqueue(const Receive& receive) {
+  posted_[receive->mask][receive->tag & receive->mask].Add(receive->receiving.posted_as, receive);
+}
+
+Matcher::Receive Matcher::TakeReceive(std::uint64_t tag) {
+  const Queue<Receive>* oldest = nullptr;
+  for (auto& [mask, queues] : posted_) {
+    const Queue<Receive>* const queue = queues.Find(tag & mask);
+    if (queue == nullptr) continue;
+    if (oldest == nullptr || queue->first_sequence() < oldest->first_sequence()) oldest = queue;
+  }
+  return oldest == nullptr ? nullptr : Dequeue(oldest->first().get());
+}
+
+bool Matcher::RemoveReceive(const OperationState* receive) { return Dequeue(receive) != nullptr; }
+
+Matcher::Receive Matcher::Dequeue(const OperationState* receive) {
+  const auto queues = posted_.find(receive->mask);
+  if (queues == posted_.end()) return nullptr;
+  const std::uint64_t key = receive->tag & receive->mask;
+  Queue<Receive>* const queue = queues->second.Find(key);
+  if (queue == nullptr) return nullptr;
+  Receive taken = queue->Take(receive->receiving.posted_as);
+  if (queue->empty()) queues->second.Erase(key);
+  if (queues->second.empty() && posted_.size() > kIdleMasks) posted_.erase(queues);
+  return taken;
+}
+
+// ---- messages -----------------------------------------------------------------------------------
+
+void Matcher::Keep(ArrivedMessage message) {
+  kept_bytes_ += message.data.size();
+  const auto kept = arrived_.insert(arrived_.end(), {std::move(message), ++last_arrived_});
+  for (Index& index : indexes_) AddTo(&index, kept);
+  if (kept->message.announced) {
+    ++announced_;
+    rts_[kept->message.peer_operation].Add(kept->sequence, kept);
+  }
+}
+
+Matcher::Arrived::iterator Matcher::FindMessage(const OperationState& receive, bool may_index) {
+  Index* const index = arrived_.size() <= kFewMessages ? nullptr : IndexOf(receive.mask, may_index);
+  if (index == nullptr) {
+    return std::find_if(arrived_.begin(), arrived_.end(),
+                        [&](const Kept& kept) { return Takes(receive, kept.message.tag); });
+  }
+  const auto* const queue = index->queues.Find(receive.tag & receive.mask);
+  return queue == nullptr ? arrived_.end() : queue->first();
+}
+
+// Null if there are too many masks. The first one's table is paid for by each message.
+Matcher::Index* Matcher::IndexOf(std::uint64_t mask, bool may_index) {
+  const auto found = std::find_if(indexes_.begin(), indexes_.end(),
+                                  [&](const Index& index) { return index.mask == mask; });
+  if (found != indexes_.end()) return &*found;
+  if (indexes_.size() == kMaxIndexes || (!indexes_.empty() && !may_index)) return nullptr;
+  Index& index = indexes_.emplace_back();
+  index.mask = mask;
+  for (auto kept = arrived_.begin(); kept != arrived_.end(); ++kept) AddTo(&index, kept);
+  return &index;
+}
+
+void Matcher::AddTo(Index* index, Arrived::iterator message) {
+  index->queues[message->message.tag & index->mask].Add(message->sequence, message);
+}
+
+void Matcher::RemoveFrom(Queues<Arrived::iterator>* queues, std::uint64_t key, Sequence sequence) {
+  auto* const queue = queues->Find(key);
+  (void)queue->Take(sequence);
+  if (queue->empty()) queues->Erase(key);
+}
+
+ArrivedMessage Matcher::Take(Arrived::iterator message) {
+  for (Index& index : indexes_) {
+    RemoveFrom(&index.queues, message->message.tag & index.mask, message->sequence);
+  }
+  ArrivedMessage taken = std::move(message->message);
+  if (taken.announced) {
+    --announced_;
+    RemoveFrom(&rts_, taken.peer_operation, message->sequence);
+  }
+  arrived_.erase(message);
+  if (arrived_.empty()) indexes_.clear();
+  kept_bytes_ -= taken.data.size();
+  return taken;
+}
+
+std::uint64_t Matcher::CostOf(std::uint64_t messages, std::uint64_t announced) const {
+  const std::size_t indexes = std::max<std::size_t>(1, indexes_.size());
+  return kKeptRecordBytes * messages + kTableEntryBytes * (indexes * messages + announced);
+}
+
+std::uint64_t Matcher::CostOfNext(bool announced) const { return CostOf(1, announced ? 1 : 0); }
+
+// A table keeps its size until it is empty.
+std::uint64_t Matcher::held_bytes() const {
+  static_assert(sizeof(Kept) + 64 <= kKeptRecordBytes);  // list node, data, and their allocation
+  static_assert(4 * (2 * sizeof(std::uint64_t) + sizeof(Queue<Arrived::iterator>)) <=
+                kTableEntryBytes);
+  if (arrived_.empty()) return 0;
+  std::uint64_t tables = rts_.bytes();
+  for (const Index& index : indexes_) tables += index.queues.bytes();
+  return kept_bytes_ +
+         std::max(CostOf(arrived_.size(), announced_), kKeptRecordBytes * arrived_.size() + tables);
+}
+
+bool Matcher::RemoveRts(std::uint64_t peer_operation) {
+  const auto* const announced = rts_.Find(peer_operation);
+  if (announced == nullptr) return false;
+  (void)Take(announced->first());
+  return true;
+}
+
+// ---- NotificationQueue --------------------------------------------------------------------------
+
+bool NotificationQueue::HasRoom(std::uint64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return bytes_ + bytes <= config_->notification_bytes && queue_.size() < config_->max_operations &&
+         memory_->HasRoom(kKeptRecordBytes + bytes);
+}
+
+void NotificationQueue::Add(std::vector<std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  bytes_ += bytes.size();
+  memory_->AddTried(kKeptRecordBytes + bytes.size());
+  queue_.push_back(std::move(bytes));
+  ready_.Set(true);
+}
+
+bool NotificationQueue::Take(std::vector<std::byte>* bytes) {
+  const std::lock_guard lock(mutex_);
+  if (queue_.empty()) return false;
+  *bytes = std::move(queue_.front());
+  queue_.pop_front();
+  bytes_ -= bytes->size();
+  memory_->RemoveTried(kKeptRecordBytes + bytes->size());
+  if (queue_.empty() && !closed_) ready_.Set(false);
+  return true;
+}
+
+Result<UniqueFd> NotificationQueue::Descriptor() {
+  const std::lock_guard lock(mutex_);
+  return ready_.Descriptor(!queue_.empty() || closed_);
+}
+
+void NotificationQueue::Close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  ready_.Set(true);
+}
+
+// ---- MessageQueue -------------------------------------------------------------------------------
+
 namespace {
 
 Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t bytes) {
@@ -77,11 +288,11 @@ void MessageQueue::BeginSend(const OperationRef& operation) {
                                           "including cancelled ones; send it again later",
                                           context_->peer_name)));
     }
-    operation->phase = OperationState::Phase::kRtsSent;
+    operation->Enter(OperationState::Phase::kRtsSent);
     host_->Send(wire::Type::kRts, operation->id, wire::BytesOf(body), {}, nullptr);
     return;
   }
-  operation->phase = OperationState::Phase::kMessage;
+  operation->Enter(OperationState::Phase::kMessage);
   operation->ledger.BeginPulled();
   host_->Send(wire::Type::kSend, operation->id, wire::BytesOf(body), operation->message, operation);
 }
@@ -94,7 +305,7 @@ void MessageQueue::BecomesRts(const OperationRef& operation) {
     SendFin(operation->id, *operation->ledger.error());
     return host_->End(*operation, *operation->ledger.error());
   }
-  operation->phase = OperationState::Phase::kRtsSent;
+  operation->Enter(OperationState::Phase::kRtsSent);
   const OperationState::Answer& answer = operation->answer;
   if (answer.declined) return host_->End(*operation, *answer.declined);
   if (answer.cts) WriteRequested(operation, *answer.cts);
@@ -111,8 +322,8 @@ Status MessageQueue::OnCts(const wire::MessageHeader& header, wire::MetaReader* 
         Code::kCorrupt,
         fmt::format("{} sent a CTS for a message that has no bytes to write", context_->peer_name));
   }
-  if (operation->phase == OperationState::Phase::kRtsSent) WriteRequested(operation, key);
-  if (operation->phase == OperationState::Phase::kMessage) operation->answer.cts = key;
+  if (operation->phase() == OperationState::Phase::kRtsSent) WriteRequested(operation, key);
+  if (operation->phase() == OperationState::Phase::kMessage) operation->answer.cts = key;
   return Ok();
 }
 
@@ -198,9 +409,9 @@ Status MessageQueue::OnDeclined(const wire::MessageHeader& header, wire::MetaRea
     return Error(Code::kCorrupt,
                  fmt::format("{} declined a message without a reason", context_->peer_name));
   }
-  if (sent->phase == OperationState::Phase::kRtsSent)
+  if (sent->phase() == OperationState::Phase::kRtsSent)
     host_->End(*sent, std::move(status));
-  else if (sent->phase == OperationState::Phase::kMessage)
+  else if (sent->phase() == OperationState::Phase::kMessage)
     sent->answer.declined = std::move(status);
   return Ok();
 }
@@ -208,7 +419,7 @@ Status MessageQueue::OnDeclined(const wire::MessageHeader& header, wire::MetaRea
 // ---- receiving ----------------------------------------------------------------------------------
 
 void MessageQueue::BeginReceive(const OperationRef& operation) {
-  operation->phase = OperationState::Phase::kPosted;
+  operation->Enter(OperationState::Phase::kPosted);
   auto message = matcher_.Post(
       operation, context_->memory->HasRoom(kTableEntryBytes * matcher_.kept_messages()));
   CountKept();
@@ -231,7 +442,7 @@ void MessageQueue::TakeMessage(const OperationRef& receive, ArrivedMessage messa
   }
   if (message.announced) return BeginLanding(receive, message);
   if (receive->stager && message.bytes > 0) {
-    receive->phase = OperationState::Phase::kReceiving;
+    receive->Enter(OperationState::Phase::kReceiving);
     receive->receiving.early = std::move(message.data);
     early_bytes_ += receive->receiving.early.size();
     CountKept();
@@ -311,7 +522,7 @@ void MessageQueue::BeginLanding(const OperationRef& receive, const ArrivedMessag
   auto landing = context_->regions->Add(receive->buffer.first(message.bytes), Rights::kWrite,
                                         context_->connection, stager);
   if (!landing) return host_->End(*receive, landing.error());
-  receive->phase = OperationState::Phase::kReceiving;
+  receive->Enter(OperationState::Phase::kReceiving);
   receive->receiving.peer_operation = message.peer_operation;
   receive->receiving.landing = *std::move(landing);
   landing_[message.peer_operation] = receive;
@@ -364,7 +575,7 @@ Status MessageQueue::OnFin(const wire::MessageHeader& header, wire::MetaReader* 
 }
 
 void MessageQueue::AbortReceive(const OperationRef& operation, const Error& error) {
-  if (operation->phase == OperationState::Phase::kPosted) {
+  if (operation->phase() == OperationState::Phase::kPosted) {
     (void)matcher_.RemoveReceive(operation.get());
     return host_->End(*operation, error);
   }
@@ -396,12 +607,12 @@ Result<OperationRef> MessageQueue::TakeReceive(std::uint64_t tag, std::uint64_t 
     host_->End(*receive, error);
     return error;
   }
-  receive->phase = OperationState::Phase::kReceiving;
+  receive->Enter(OperationState::Phase::kReceiving);
   return receive;
 }
 
 void MessageQueue::PutBackReceive(const OperationRef& receive) {
-  receive->phase = OperationState::Phase::kPosted;
+  receive->Enter(OperationState::Phase::kPosted);
   matcher_.PutBack(receive);
 }
 

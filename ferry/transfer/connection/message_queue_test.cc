@@ -47,7 +47,7 @@ class FakeHost final : public MessageHost {
     if (operations.erase(operation.id) > 0) operation.Complete(std::move(status));
   }
   void BeginSlices(const OperationRef& operation) override {
-    operation->phase = OperationState::Phase::kSlices;
+    operation->Enter(OperationState::Phase::kSlices);
     sliced.push_back(operation->id);
   }
   void Fail(const Error& error) override { failed = error.message(); }
@@ -142,7 +142,7 @@ TEST_F(MessageQueueTest, ASmallMessageIsSentAtOnce) {
   ASSERT_EQ(host_.sent.size(), 1u);
   EXPECT_EQ(host_.sent[0].type, Type::kSend);
   EXPECT_EQ(host_.sent[0].payload, 100u);
-  EXPECT_EQ(sent->phase, OperationState::Phase::kMessage);
+  EXPECT_EQ(sent->phase(), OperationState::Phase::kMessage);
 }
 
 TEST_F(MessageQueueTest, ALargeMessageWaitsForACtsAndIsThenWritten) {

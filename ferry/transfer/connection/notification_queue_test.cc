@@ -1,10 +1,8 @@
 // Tests the queue of notifications and its limits.
-#include "ferry/transfer/connection/notification_queue.h"
-
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "ferry/transfer/lane/matcher.h"
+#include "ferry/transfer/connection/message_queue.h"
 
 namespace ferry::transfer {
 namespace {

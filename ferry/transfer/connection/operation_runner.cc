@@ -3,15 +3,222 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ferry/core/check.h"
 #include "ferry/transfer/connection/lane_monitor.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
 #include "ferry/transfer/gpu/staged_copy.h"
 
 namespace ferry::transfer {
+
+// ---- OperationTable -----------------------------------------------------------------------------
+
+namespace {
+
+// This many stale entries are tolerated.
+constexpr std::size_t kFewStale = 64;
+// Memory for this many due times (16 KiB) is kept.
+constexpr std::size_t kKeptCapacity = 1024;
+
+}  // namespace
+
+void OperationTable::Insert(const Op& operation, Deadline due) {
+  Entry& entry = operations_[operation->id];
+  FERRY_CHECK(entry.operation == nullptr, operation->id);
+  entry.operation = operation;
+  Schedule(operation->id, &entry, due);
+}
+
+OperationTable::Op OperationTable::Find(std::uint64_t id) const {
+  const Entry* const entry = operations_.Find(id);
+  return entry == nullptr ? nullptr : entry->operation;
+}
+
+OperationTable::Op OperationTable::Take(std::uint64_t id) {
+  Entry* const entry = operations_.Find(id);
+  if (entry == nullptr) return nullptr;
+  Schedule(id, entry, Deadline::Never());
+  Op taken = std::move(entry->operation);
+  operations_.Erase(id);
+  return taken;
+}
+
+void OperationTable::SetDue(std::uint64_t id, Deadline due) {
+  if (Entry* const entry = operations_.Find(id)) Schedule(id, entry, due);
+}
+
+Deadline OperationTable::NextDue() {
+  while (!schedule_.empty() && !Stands(schedule_.front())) DropFirst();
+  return schedule_.empty() ? Deadline::Never() : Deadline::At(schedule_.front().when);
+}
+
+std::vector<OperationTable::Op> OperationTable::TakeDue(Clock::time_point now) {
+  std::vector<Op> due;
+  for (Deadline next = NextDue(); !next.never() && next.when() <= now; next = NextDue()) {
+    const std::uint64_t id = schedule_.front().id;
+    Entry* const entry = operations_.Find(id);
+    due.push_back(entry->operation);
+    DropFirst();
+    Schedule(id, entry, Deadline::Never());
+  }
+  return due;
+}
+
+std::vector<OperationTable::Op> OperationTable::All() const {
+  std::vector<Op> all;
+  all.reserve(operations_.size());
+  operations_.ForEach([&](std::uint64_t, const Entry& entry) { all.push_back(entry.operation); });
+  return all;
+}
+
+// ---- due times ----------------------------------------------------------------------------------
+
+void OperationTable::Schedule(std::uint64_t id, Entry* entry, Deadline due) {
+  if (entry->due.when() == due.when()) return;
+  if (!entry->due.never()) --scheduled_;
+  entry->due = due;
+  if (!due.never()) {
+    ++scheduled_;
+    schedule_.push_back({due.when(), id});
+    std::push_heap(schedule_.begin(), schedule_.end(), std::greater<>());
+  }
+  if (schedule_.size() > kFewStale + 2 * scheduled_) DropStale();
+}
+
+bool OperationTable::Stands(const Due& due) const noexcept {
+  const Entry* const entry = operations_.Find(due.id);
+  return entry != nullptr && !entry->due.never() && entry->due.when() == due.when;
+}
+
+void OperationTable::DropFirst() {
+  std::pop_heap(schedule_.begin(), schedule_.end(), std::greater<>());
+  schedule_.pop_back();
+  FreeUnused();
+}
+
+// Also drops duplicates: an operation may have had the same due time before.
+void OperationTable::DropStale() {
+  const auto stale = [this](const Due& due) { return !Stands(due); };
+  schedule_.erase(std::remove_if(schedule_.begin(), schedule_.end(), stale), schedule_.end());
+  std::sort(schedule_.begin(), schedule_.end());
+  schedule_.erase(std::unique(schedule_.begin(), schedule_.end()), schedule_.end());
+  FreeUnused();
+}
+
+// Only if three quarters are unused, so that the amortized cost per dropped entry stays small.
+void OperationTable::FreeUnused() {
+  if (schedule_.capacity() > kKeptCapacity && schedule_.size() <= schedule_.capacity() / 4) {
+    schedule_.shrink_to_fit();
+  }
+}
+
+// ---- SliceDealer --------------------------------------------------------------------------------
+
+SliceDealer::SliceDealer(const LaneLives* lives)
+    : lives_(lives), first_bulk_(FirstBulkLaneOf(lives->size())) {}
+
+bool SliceDealer::IsSmall(const Plan& plan) const {
+  return first_bulk_ > 0 && plan.slice_count == 1 && plan.bytes <= kMaxSmallBytes && !plan.staged &&
+         plan.shared_with == 0;
+}
+
+// A program that keeps many small operations in flight posts them in batches. If the first of each
+// batch went over the first lane, every batch would wait for one more lane.
+bool SliceDealer::GoesWithMessages() {
+  if (small_in_flight_++ >= kMaxSmallDepth) small_as_bulk_ = kSmallAsBulk;
+  if (small_as_bulk_ > 0) {
+    --small_as_bulk_;
+    return false;
+  }
+  return lives_->up(0);
+}
+
+// A small operation uses the first lane alone, which is on the home loop: no other thread is woken.
+LaneSet SliceDealer::Begin(OperationState* operation) {
+  operation->small = IsSmall(*operation->plan);
+  if (operation->small && GoesWithMessages()) return LaneBit(0);
+  return LanesFor(operation->plan->slice_count);
+}
+
+bool SliceDealer::BulkIsDown() const { return !lives_->AnyUp(first_bulk_); }
+
+LaneSet SliceDealer::LanesFor(std::size_t slices) const {
+  const bool none_is_up = BulkIsDown();
+  LaneSet chosen = none_is_up && first_bulk_ > 0 ? LaneBit(0) : 0;
+  for (std::size_t i = first_bulk_; i < lives_->size() && slices > 0; ++i) {
+    if (!lives_->up(i) && !none_is_up) continue;
+    chosen |= LaneBit(i);
+    --slices;
+  }
+  return chosen;
+}
+
+bool SliceDealer::FirstCarries(const OperationState& operation) const {
+  return operation.small || BulkIsDown();
+}
+
+void SliceDealer::End(OperationState* operation) {
+  if (std::exchange(operation->small, false)) --small_in_flight_;
+}
+
+// ---- OperationDrain -----------------------------------------------------------------------------
+
+void OperationDrain::Begin(Clock::time_point now) {
+  if (began_ == Clock::time_point{}) began_ = now;
+  since_ = looked_ = now;
+  acknowledged_.clear();
+}
+
+OperationDrain::Verdict OperationDrain::Judge(const DrainLook& look, const LaneLives& lives,
+                                              Limits limits, Clock::time_point now) {
+  const bool too_long = now - began_ >= std::max(limits.grace, limits.total);
+  const bool progressed = HasProgressed(look, lives, now) && !too_long;
+  const bool grace_is_over = too_long || now - since_ >= limits.grace;
+  if (!progressed && !grace_is_over) return Verdict::kWait;
+  if (!progressed && !IsExcused(look, lives, too_long ? began_ : since_)) return Verdict::kGiveUp;
+  since_ = now;
+  return Verdict::kAskLanes;
+}
+
+Clock::time_point OperationDrain::NextLook(Limits limits, Clock::time_point now) const {
+  const Clock::duration step = std::max<Clock::duration>(limits.grace / 4, milliseconds(5));
+  return std::min(now + step, since_ + limits.grace);
+}
+
+// Whether, since the last check, the peer was heard and more was acknowledged over a lane that
+// holds the operation. Acknowledgements alone do not suffice: the peer's kernel sends them even if
+// the process is stopped.
+bool OperationDrain::HasProgressed(const DrainLook& look, const LaneLives& lives,
+                                   Clock::time_point now) {
+  const auto before = std::exchange(acknowledged_, {});
+  const auto looked = std::exchange(looked_, now);
+  bool more = false;
+  for (std::size_t i = 0; i < look.holds.size(); ++i) {
+    acknowledged_.push_back(look.acknowledged[i]);
+    more |= look.holds[i] && !before.empty() && before[i] != look.acknowledged[i];
+  }
+  return more && lives.AnyNoticedSince(looked);
+}
+
+// A lane that is down settles its frames when it is replaced, and so does a lane that is silent
+// while others are not: the heartbeat limits those.
+bool OperationDrain::IsExcused(const DrainLook& look, const LaneLives& lives,
+                               Clock::time_point since) const {
+  const bool peer_heard = lives.AnyNoticedSince(since);
+  for (std::size_t i = 0; i < lives.size(); ++i) {
+    const bool in_use = lives.UpSince(i, since_);
+    if (look.holds[i] && in_use && (lives.NoticedSince(i, since) || !peer_heard)) return false;
+  }
+  return true;
+}
+
+// ---- OperationRunner ----------------------------------------------------------------------------
+
 namespace {
 
 // An operation that was being aborted when the connection was lost ends with the reason for that.
@@ -118,7 +325,7 @@ void OperationRunner::BeginNow(const OperationRef& operation) {
 }
 
 void OperationRunner::BeginSlices(const OperationRef& operation) {
-  operation->phase = OperationState::Phase::kSlices;
+  operation->Enter(OperationState::Phase::kSlices);
   operation->ledger.Begin(operation->plan->slice_count);
   lanes_->AddWork(dealer_.Begin(operation.get()), operation);
 }
@@ -126,7 +333,7 @@ void OperationRunner::BeginSlices(const OperationRef& operation) {
 // For a write this runs after all its slices are acknowledged, so the notification cannot overtake
 // the data.
 void OperationRunner::SendNotification(const OperationRef& operation) {
-  operation->phase = OperationState::Phase::kNotify;
+  operation->Enter(OperationState::Phase::kNotify);
   operation->ledger.BeginPulled();
   Send(wire::Type::kNotify, operation->id, {}, operation->notification, operation);
 }
@@ -141,7 +348,7 @@ void OperationRunner::PostRoundDone(const OperationRef& operation) {
 void OperationRunner::OnRoundDone(const OperationRef& operation) {
   if (!table_.Contains(operation->id)) return;  // the connection has failed meanwhile
   const auto error = operation->ledger.error();
-  const bool of_slices = operation->phase == OperationState::Phase::kSlices;
+  const bool of_slices = operation->phase() == OperationState::Phase::kSlices;
   if (operation->kind == OperationKind::kSend && of_slices) {
     messages_->SendFin(operation->id, error ? Status(*error) : Ok());
   }
@@ -159,10 +366,11 @@ void OperationRunner::End(OperationState& operation, Status status) {
   if (!ended) return;
   common_->stats.CountEnd({.kind = operation.kind,
                            .id = operation.id,
-                           .begun = operation.phase != OperationState::Phase::kNew,
+                           .begun = operation.phase() != OperationState::Phase::kNew,
                            .by_loss = common_->state.lost()},
                           status);
   operation.local_pins.clear();
+  drains_.erase(operation.id);
   dealer_.End(&operation);
   if (operation.plan && operation.plan->shared_with != 0) {
     common_->context.sharing->EndUseOnLoop(*operation.plan);
@@ -184,7 +392,7 @@ void OperationRunner::End(OperationState& operation, Status status) {
 void OperationRunner::Abort(const OperationRef& operation, const Error& error) {
   if (!table_.Contains(operation->id) || std::exchange(operation->aborting, true)) return;
   table_.SetDue(operation->id, Deadline::Never());
-  switch (operation->phase) {
+  switch (operation->phase()) {
     case OperationState::Phase::kNew: return End(*operation, error);
     case OperationState::Phase::kPosted:
     case OperationState::Phase::kReceiving: return messages_->AbortReceive(operation, error);
@@ -208,7 +416,7 @@ void OperationRunner::Stop(const Error& error) {
     // Operations whose memory a lane may still touch end when the lanes are closed.
     if (operation->ledger.active()) {
       if (operation->ledger.Stop(error)) End(*operation, *operation->ledger.error());
-    } else if (operation->phase != OperationState::Phase::kReceiving) {
+    } else if (operation->phase() != OperationState::Phase::kReceiving) {
       End(*operation, FirstError(*operation, error));
     }
   }
@@ -238,7 +446,7 @@ void OperationRunner::Revoke(const std::shared_ptr<RegionState>& region, EventLo
 }
 
 void OperationRunner::Fail(const Error& error) {
-  common_->home->Post([keep = KeepAlive(), this, error] { common_->failures->FailNow(error); });
+  common_->home->Post([keep = KeepAlive(), this, error] { common_->fail_now(error); });
 }
 
 // Handed to all lanes: any of them may be the first to have room.
@@ -264,7 +472,7 @@ void OperationRunner::DealRestSoon() {
 // others. If no lane for bulk is up the first lane carries everything.
 void OperationRunner::DealRest() {
   for (const OperationRef& operation : table_.All()) {
-    const bool has_slices = operation->phase == OperationState::Phase::kSlices;
+    const bool has_slices = operation->phase() == OperationState::Phase::kSlices;
     if (!has_slices || operation->ledger.left() == 0) continue;
     lanes_->AddWork(dealer_.LanesFor(operation->plan->slice_count), operation);
   }
@@ -302,7 +510,7 @@ void OperationRunner::AbortLate(const OperationRef& operation) {
   const Error late(Code::kTimedOut, NameOf(*operation) +
                                         " did not end before its deadline; allow more time or "
                                         "check the peer");
-  switch (operation->phase) {
+  switch (operation->phase()) {
     case OperationState::Phase::kNew:
     case OperationState::Phase::kRtsSent:
     case OperationState::Phase::kPosted: return Abort(operation, late);
@@ -335,7 +543,7 @@ OperationDrain::Limits OperationRunner::DrainLimits() const {
 
 void OperationRunner::Drain(const OperationRef& operation) {
   monitor_->Notice();
-  operation->drain.Begin(Clock::now());
+  drains_[operation->id].Begin(Clock::now());
   AskLanes();
   LookAtDrain(operation);
 }
@@ -364,19 +572,20 @@ void OperationRunner::JudgeDrain(const OperationRef& operation, const DrainLook&
   if (common_->state.ending() || !table_.Contains(operation->id)) return;
   monitor_->Notice();
   const auto now = Clock::now();
-  switch (operation->drain.Judge(look, monitor_->lives(), DrainLimits(), now)) {
+  OperationDrain& drain = drains_[operation->id];
+  switch (drain.Judge(look, monitor_->lives(), DrainLimits(), now)) {
     case OperationDrain::Verdict::kWait: break;
     case OperationDrain::Verdict::kAskLanes: AskLanes(); break;
     case OperationDrain::Verdict::kGiveUp:
-      return common_->failures->FailNow(Error(
+      return common_->fail_now(Error(
           Code::kPeerLost,
           fmt::format(
               "{} did not acknowledge a cancelled or late {} within {:.1f} s "
               "(FERRY_DRAIN_GRACE, FERRY_PEER_TIMEOUT), so the connection was closed; reconnect",
               common_->context.peer_name, OperationName(operation->kind),
-              Seconds(now - operation->drain.began()))));
+              Seconds(now - drain.began()))));
   }
-  table_.SetDue(operation->id, Deadline::At(operation->drain.NextLook(DrainLimits(), now)));
+  table_.SetDue(operation->id, Deadline::At(drain.NextLook(DrainLimits(), now)));
   Schedule();
 }
 

@@ -77,7 +77,7 @@ TEST_F(OperationRunnerTest, ANotificationFollowsTheData) {
   Pull(write);
   Resolve(write);
   EXPECT_FALSE(write->done);
-  EXPECT_EQ(write->phase, OperationState::Phase::kNotify);
+  EXPECT_EQ(write->phase(), OperationState::Phase::kNotify);
   Resolve(write);
   EXPECT_TRUE(write->done && write->outcome.status);
 }
@@ -146,10 +146,10 @@ TEST_F(OperationRunnerTest, ItBeginsWhenItsStreamHasComeSoFar) {
   auto write = NewWrite(1);
   write->waits_for_stream = true;
   Submit(write);
-  EXPECT_EQ(write->phase, OperationState::Phase::kNew);
+  EXPECT_EQ(write->phase(), OperationState::Phase::kNew);
   runner().OnStreamReached(write, Ok());
   lanes_.Drive();
-  EXPECT_EQ(write->phase, OperationState::Phase::kSlices);
+  EXPECT_EQ(write->phase(), OperationState::Phase::kSlices);
 }
 
 TEST_F(OperationRunnerTest, AFailedStreamEndsIt) {

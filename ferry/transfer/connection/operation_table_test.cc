@@ -1,6 +1,4 @@
 // Tests the operation table and its deadlines against a simple model.
-#include "ferry/transfer/connection/operation_table.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "ferry/transfer/connection/operation_runner.h"
 #include "ferry/transfer/testing/cost.h"
 
 namespace ferry::transfer {

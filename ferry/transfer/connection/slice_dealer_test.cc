@@ -1,12 +1,11 @@
 // Tests which lanes carry an operation.
-#include "ferry/transfer/connection/slice_dealer.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
 
-#include "ferry/transfer/lane/lane_lives.h"
+#include "ferry/transfer/connection/lane_monitor.h"
+#include "ferry/transfer/connection/operation_runner.h"
 
 namespace ferry::transfer {
 namespace {

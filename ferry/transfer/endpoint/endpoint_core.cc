@@ -16,7 +16,7 @@
 #include "ferry/transfer/endpoint/acceptor.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/handshake/endpoint_address.h"
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/recovery/lane_health.h"
 
 namespace ferry::transfer {

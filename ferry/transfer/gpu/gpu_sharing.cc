@@ -185,7 +185,7 @@ GpuSharing::GpuSharing(SharingHost* connection) : connection_(connection), id_(N
 // ---- own memory ---------------------------------------------------------------------------------
 
 std::string GpuSharing::ReasonAgainst(const RegionState& local, std::uint8_t remote_gpu) const {
-  if (local.stager == nullptr) return "the memory here is host memory";
+  if (local.stager == nullptr) return kHostMemoryHere;
   if (remote_gpu == 0) return "the peer's memory is host memory";
   if (connection_->config().cuda_ipc == AutoOff::kOff) return "FERRY_CUDA_IPC=off";
   // A region of another endpoint would not be taken back from this endpoint's connections.

@@ -80,6 +80,9 @@ class LocalShare {
   const Uuid token_ = Uuid::Random();
 };
 
+// Why a part of a transfer goes over the lanes.
+inline constexpr const char* kHostMemoryHere = "the memory here is host memory";
+
 // Tracks which GPU memory the two sides of a connection on one machine have shared, so that
 // transfers between GPUs can bypass TCP. Both sides share only with a process that is proved to be
 // our user's on this machine (net/socket_owner.h): a handle opens a whole allocation, and whoever

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ferry/core/units.h"
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"
 

@@ -1,7 +1,7 @@
 // Tests when the peer's frames are acknowledged.
-#include "ferry/transfer/lane/ack_schedule.h"
-
 #include <gtest/gtest.h>
+
+#include "ferry/transfer/lane/frame_sender.h"
 
 namespace ferry::transfer {
 namespace {

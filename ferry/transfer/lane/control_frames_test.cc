@@ -1,9 +1,8 @@
 // Tests how control frames are merged and limited.
-#include "ferry/transfer/lane/control_frames.h"
-
 #include <gtest/gtest.h>
 
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/lane_site.h"
 
 namespace ferry::transfer {
 namespace {

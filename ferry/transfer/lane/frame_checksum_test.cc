@@ -1,8 +1,7 @@
 // Tests the checksums of frames.
-#include "ferry/transfer/lane/frame_checksum.h"
-
 #include <gtest/gtest.h>
 
+#include "ferry/transfer/lane/frame_sender.h"
 #include "ferry/transfer/testing/lane_bed.h"
 
 namespace ferry::transfer {

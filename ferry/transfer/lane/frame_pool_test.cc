@@ -1,11 +1,10 @@
 // Tests the pool of frames.
-#include "ferry/transfer/lane/frame_pool.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/lane_site.h"
 
 namespace ferry::transfer {
 namespace {

@@ -3,15 +3,114 @@
 
 #include <fmt/core.h>
 
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "ferry/core/check.h"
 #include "ferry/core/trace.h"
 #include "ferry/cuda/address.h"
-#include "ferry/transfer/lane/frame_checksum.h"
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/gpu/gpu_sharing.h"
+#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/lane_site.h"
+#include "ferry/transfer/lane/lane_staging.h"
 
 namespace ferry::transfer {
+
+// ---- ReadAnswers --------------------------------------------------------------------------------
+
+namespace {
+
+using net::Placement;
+
+// The sum of the blocks' lengths; nullopt if that is more than a frame may carry.
+std::optional<std::uint64_t> BytesIn(wire::MetaReader blocks) {
+  std::uint64_t bytes = 0;
+  for (wire::BlockOnWire block; blocks.Read(&block);) {
+    if (block.length > net::kMaxPayloadBytes - bytes) return std::nullopt;
+    bytes += block.length;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<Placement> ReadAnswers::OnRequest(const wire::MessageHeader& header,
+                                         wire::MetaReader* reader) {
+  wire::WriteBody body;
+  const bool whole =
+      reader->Read(&body) && reader->rest().size() == body.blocks * sizeof(wire::BlockOnWire);
+  const auto bytes = whole ? BytesIn(*reader) : std::nullopt;
+  if (!bytes) return MalformedFrame(site_, "read request");
+  // Reserved before the region is opened.
+  const std::uint64_t cost = AnswerCost(body.blocks);
+  const AnswerMemory memory =
+      frames_->memory().ReserveAnswer(cost, window_->replies() + outbox_->size());
+  if (memory == AnswerMemory::kNone) return Placement{Placement::Action::kPause, {}};
+  LaneFrame* const frame = frames_->New(wire::Type::kReadData, header.operation);
+  auto region = site_.context.regions->Open(body.key, Rights::kRead, site_.accessor());
+  Status placed = region ? PlaceBlocks(*region->get(), reader->rest(), *bytes, &frame->payload)
+                         : Status(region.error());
+  Stager* const stager = placed ? region->get()->stager : nullptr;
+  if (stager != nullptr && *bytes > stager->slot_bytes()) placed = TooLargeToStage(*bytes, *stager);
+  if (!placed) {
+    frames_->pool().Recycle(frame);
+    frames_->memory().CancelAnswer(cost, memory);
+    if (placed.error().code() == Code::kCorrupt) return placed.error();
+    Refuse(header.operation, body.slice, placed.error());
+    return Placement{};
+  }
+  wire::Append(&frame->meta, wire::SliceBody{body.slice, 0});
+  frame->payload_bytes = *bytes;
+  frame->over_network = true;
+  frame->sequenced = true;
+  frame->checked |= (header.flags & wire::kChecked) != 0;
+  frames_->pool().HoldAnswer(frame, cost, memory);
+  Answer(frame, *std::move(region), body.slice);
+  return Placement{};
+}
+
+// Answers from host memory keep their place behind those that wait for copies.
+void ReadAnswers::Answer(LaneFrame* frame, RegionPin region, std::uint32_t slice) {
+  SentFrame record;
+  record.reply = true;
+  Stager* const stager = region.get()->stager;
+  if (stager == nullptr && outbox_->empty()) {
+    frame->may_splice = true;
+    record.pin = std::move(region);
+    frames_->memory().HoldRecord();
+    window_->Add(std::move(record));
+    FrameSender::Seal(frame);
+    return frames_->Send(frame);
+  }
+  StagedFrame staged;
+  staged.frame = frame;
+  staged.stager = stager;
+  staged.record = std::move(record);
+  staged.record.slice = slice;
+  (stager != nullptr ? staged.pin : staged.record.pin) = std::move(region);
+  outbox_->Add(std::move(staged));
+}
+
+void ReadAnswers::Refuse(std::uint64_t operation_id, std::uint32_t slice, const Error& error) {
+  LaneFrame* const refusal = frames_->NewReadRefusal(operation_id, slice, error);
+  if (outbox_->empty()) return frames_->Send(refusal);
+  outbox_->Add({.frame = refusal});
+}
+
+void ReadAnswers::RefuseWaiting(const RegionState* region) {
+  for (StagedFrame* const staged : outbox_->WaitingFor(region)) {
+    const std::uint64_t operation = OperationIn(*staged->frame);
+    frames_->pool().Recycle(staged->frame);
+    const Error error(Code::kRefused,
+                      fmt::format("region {} was deregistered before it was read", region->id));
+    LaneFrame* const refusal = frames_->NewReadRefusal(operation, staged->record.slice, error);
+    *staged = StagedFrame{.frame = refusal};
+  }
+}
+
+// ---- FrameReceiver ------------------------------------------------------------------------------
 
 using net::Placement;
 
@@ -431,6 +530,89 @@ std::string FrameReceiver::PlaceName() const {
     case What::kNotification: break;
   }
   return "a notification";
+}
+
+// ---- copies between GPUs ------------------------------------------------------------------------
+//
+// The frame describes the copy, and the owner of the region performs it. The frame counts as
+// processed once the bytes are in place, in either direction, so acknowledgements, refusals,
+// cancelling and lost lanes work as for writes.
+
+namespace {
+
+// Checks the blocks (CopyOnWire[]) against both memories, and adds up their lengths. Errors:
+// kRefused for a block outside, kCorrupt for more bytes than one frame may request.
+Result<std::vector<Block>> PlaceCopies(const RegionState& region, const PeerMemory& peer, bool into,
+                                       std::span<const std::byte> blocks, std::uint64_t* bytes) {
+  std::vector<Block> placed;
+  placed.reserve(blocks.size() / sizeof(wire::CopyOnWire));
+  wire::MetaReader reader(blocks);
+  std::uint64_t left = wire::kMaxCopyBytes;
+  const std::uint64_t size = region.memory.size();
+  const std::uint64_t base = cuda::AddressOf(region.memory.data());
+  for (wire::CopyOnWire block; reader.Read(&block);) {
+    if (block.length > size || block.offset > size - block.length) {
+      return BlockOutside(region, placed.size(), block.offset, block.length);
+    }
+    if (block.length > peer.bytes() || block.shared > peer.bytes() - block.length) {
+      return Error(Code::kRefused,
+                   fmt::format("block {} covers {} bytes from offset {} of the memory that was "
+                               "shared for it, which has {} bytes",
+                               placed.size(), block.length, block.shared, peer.bytes()));
+    }
+    if (block.length == 0 || block.length > left) {
+      return Error(Code::kCorrupt, "a copy of no bytes, or of more than one frame may request");
+    }
+    left -= block.length;
+    const std::uint64_t here = base + block.offset;
+    const std::uint64_t there = peer.address() + block.shared;
+    placed.push_back({into ? here : there, into ? there : here, block.length});
+  }
+  *bytes = wire::kMaxCopyBytes - left;
+  return placed;
+}
+
+}  // namespace
+
+Result<net::Placement> FrameReceiver::OnCopy(wire::MetaReader* reader) {
+  wire::CopyBody body;
+  if (!reader->Read(&body) || body.into > 1 || body.blocks == 0 ||
+      reader->rest().size() != body.blocks * sizeof(wire::CopyOnWire)) {
+    return MalformedFrame(site_, "copy");
+  }
+  if (!inbox_->MayCopy()) return Pause(Wait::kCopies);
+  const bool into = body.into == 1;
+  auto region = site_.context.regions->Open(body.key, into ? Rights::kWrite : Rights::kRead,
+                                            site_.accessor());
+  if (!region) return Refuse(region.error());
+  Stager* const stager = region->get()->stager;
+  auto peer = site_.context.sharing->Find(body.share);
+  if (peer == nullptr || stager == nullptr || stager->ordinal() != peer->gpu()) {
+    return Refuse(Error(Code::kRefused,
+                        fmt::format("share {} is not mapped for the GPU of region {}; prepare "
+                                    "the transfer anew",
+                                    body.share, region->get()->id)));
+  }
+  const auto copy = std::make_shared<StagedCopy>();  // shared with the stager
+  std::uint64_t bytes = 0;
+  auto blocks = PlaceCopies(*region->get(), *peer, into, reader->rest(), &bytes);
+  if (blocks && !peer->Keep(&copy->region_owner)) {
+    blocks = Error(Code::kRefused, "the memory that was shared is deregistered");
+  }
+  if (!blocks) return Refuse(blocks.error());
+  copy->pin = *std::move(region);
+  copy->peer = std::move(peer);
+  inbox_->AddCopy({.bytes = 0,
+                   .operation = arrival_.operation,
+                   .read = nullptr,
+                   .copy = copy,
+                   .copied = bytes,
+                   .blocks = body.blocks});
+  // If this process was stopped and resumes, it must not write into memory that the peer has given
+  // up in the meantime.
+  const auto begin_by = Clock::now() + site_.context.config->drain_grace;
+  BeginMove(stager, copy, *std::move(blocks), begin_by, events_->WhenCopied());
+  return net::Placement{};
 }
 
 }  // namespace ferry::transfer

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/testing/lane_bed.h"
 
 namespace ferry::transfer {

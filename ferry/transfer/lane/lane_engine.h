@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,15 +15,78 @@
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/handshake/lane_progress.h"
 #include "ferry/transfer/handshake/wire.h"
-#include "ferry/transfer/lane/current_lane.h"
-#include "ferry/transfer/lane/frame_dispatcher.h"
+#include "ferry/transfer/lane/frame_receiver.h"
 #include "ferry/transfer/lane/frame_sender.h"
-#include "ferry/transfer/lane/lane_owner.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/lane_staging.h"
 #include "ferry/transfer/lane/slice_sender.h"
 
 namespace ferry::transfer {
+
+// Owns the net::Lane, also while it is frozen. Lives on the lane's loop, except BytesReceived().
+class CurrentLane {
+ public:
+  net::Lane* get() const noexcept { return lane_.get(); }
+  net::Lane* operator->() const noexcept { return lane_.get(); }
+  // Resets the lane before, if any, and destroys it. Not inside one of its callbacks.
+  void Replace(std::unique_ptr<net::Lane> lane);
+  // Destroys the lane, which is closed.
+  void Free();
+  // Over this lane and all lanes before. Any thread.
+  std::uint64_t BytesReceived() const;
+  // Reports the statistics of the lane's path to the connection.
+  void SamplePath(const LaneSite& site);
+
+ private:
+  mutable std::mutex mutex_;         // held to replace lane_, and by other threads to read it
+  std::unique_ptr<net::Lane> lane_;  // written under mutex_
+  std::uint64_t bytes_before_ = 0;   // under mutex_: received over replaced lanes
+  std::uint64_t retransmits_ = 0;    // value of lane_ that is already counted
+};
+
+// Checks a frame's metadata, processes its acknowledgement, and hands the rest to the receiving
+// half, to the sending half if it concerns what this side has sent, or to the connection. Ends
+// frames whose payloads have been copied into GPU memory. Lives on the lane's loop.
+class FrameDispatcher {
+ public:
+  FrameDispatcher(const LaneSite& site, FrameSender* frames, LaneStaging* staging,
+                  SliceSender* sender);
+
+  // As in net::LaneHandler.
+  Result<net::Placement> OnFrame(std::span<const std::byte> meta, std::uint64_t payload_bytes);
+  void OnPayload();
+  // Counts the frames whose copies have ended as processed.
+  void SettleLandings();
+  // Waits for all copies in flight. Their slots and memory are no longer used afterwards.
+  void AwaitCopies();
+
+  // Whether a frame has arrived since the last Restart(), or ever.
+  bool heard() const noexcept { return heard_; }
+  // Another lane is used from now on.
+  void Restart() { heard_ = false; }
+
+  FrameReceiver& receiver() noexcept { return receiver_; }
+  ReadAnswers& answers() noexcept { return answers_; }
+
+ private:
+  bool MayHoldTooMuch() const;
+  Status CheckHeld() const;
+  Result<net::Placement> Dispatch(const wire::MessageHeader& header, wire::MetaReader* reader,
+                                  std::uint64_t payload_bytes);
+  Result<net::Placement> OnPlainFrame(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnLaneLost(wire::MetaReader* reader);
+  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader);
+  Status OnSharing(const wire::MessageHeader& header, wire::MetaReader* reader);
+  void EndLanding(const Landing& landing, const Status& landed);
+
+  const LaneSite& site_;
+  FrameSender* const frames_;
+  LaneStaging* const staging_;
+  SliceSender* const sender_;
+  ReadAnswers answers_;
+  FrameReceiver receiver_;
+  bool heard_ = true;  // the first lane carried the handshake
+};
 
 class ParkedLane;
 

@@ -1,11 +1,10 @@
 // Tests the accounting of what a lane holds for its peer.
-#include "ferry/transfer/lane/lane_memory.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/lane_site.h"
 
 namespace ferry::transfer {
 namespace {

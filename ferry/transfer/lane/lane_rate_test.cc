@@ -1,7 +1,7 @@
 // Tests the measurement of a lane's throughput.
-#include "ferry/transfer/lane/lane_rate.h"
-
 #include <gtest/gtest.h>
+
+#include "ferry/transfer/lane/slice_sender.h"
 
 namespace ferry::transfer {
 namespace {

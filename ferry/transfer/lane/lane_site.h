@@ -1,16 +1,203 @@
-// What every part of one lane knows: its connection, loop, number and counters.
+// What surrounds a lane: its limits, what it shares with its connection, and what it reports to it.
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
+#include "ferry/core/random.h"
 #include "ferry/core/result.h"
+#include "ferry/core/units.h"
+#include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
-#include "ferry/transfer/lane/lane_owner.h"
+#include "ferry/transfer/handshake/wire.h"
+#include "ferry/transfer/lane/operation_state.h"
+#include "ferry/transfer/memory/held_memory.h"
 #include "ferry/transfer/memory/region_openers.h"
 #include "ferry/transfer/memory/region_table.h"
 
 namespace ferry::transfer {
+
+class GpuSharing;
+
+// ---- Costs and limits, in bytes, of the memory that a lane holds for its peer and asks its peer
+// to hold. Both sides count the same way, so a peer of this release never asks for more than it is
+// guaranteed.
+//
+// Cost of an answer to a read of `blocks` blocks, from the request until the answer is sent: the
+// frame and its block list, counted twice because GPU memory needs a second list.
+constexpr std::uint64_t AnswerCost(std::uint64_t blocks) { return 640 + 24 * blocks; }
+// A read is requested only while those in flight cost less than this.
+constexpr std::uint64_t AskBudget(std::size_t lanes) {
+  return std::max<std::uint64_t>(6 * kKiB, 192 * kKiB / lanes);
+}
+// A peer may have at most twice this many reads in flight on one lane.
+inline constexpr std::size_t kMaxReplies = 64;
+// Cost of the record of an answer, until the peer acknowledges the answer.
+inline constexpr std::uint64_t kRecordBytes = 128;
+// Cost of a frame without its metadata, and of one that is kept, with its record.
+inline constexpr std::uint64_t kPlainBytes = 256;
+inline constexpr std::uint64_t kKeptFrameBytes = 384;
+// What a lane may need at once for its receive buffer, free frames, answers, refusals and the lists
+// of the frame that is arriving. A connection has that much room for each of its lanes, whatever
+// else it holds.
+inline constexpr std::uint64_t kLaneReserve = 256 * kKiB;
+// Refusals queued with their text; further ones wait in the RefusalLog without it.
+inline constexpr std::size_t kMaxNacks = 8;
+inline constexpr std::size_t kMaxRefusalText = 320;
+// Sequenced frames that a lane leaves unacknowledged, apart from messages and answers.
+inline constexpr std::size_t kMaxUnacked = 4096;
+// Refusals sent to a replacement; they fit one frame.
+inline constexpr std::size_t kMaxRefusals = 4096;
+// After this many slices an acknowledgement is no longer delayed until the loop is idle, so a
+// sender needs twice as many in flight.
+inline constexpr std::uint64_t kAckSlices = 2;
+// Frames that wait for an earlier copy. Further ones wait in the socket: copies end whatever the
+// peer does.
+inline constexpr std::size_t kMaxLandingFrames = 1024;
+// Capacity that the buffers of a free frame, and of a lane between two payloads, may keep.
+inline constexpr std::size_t kSmallMeta = 512;
+inline constexpr std::size_t kSmallList = 256;
+// Bytes of all free frames of a lane.
+inline constexpr std::size_t kMaxFreeBytes = 64 * kKiB;
+// With this many plain frames queued, frames that are repeated anyway are skipped.
+inline constexpr std::size_t kMaxPlain = 256;
+
+// ---- The connection and its lanes.
+
+inline constexpr std::uint64_t kMaxEagerBytes = 64 * 1024;
+inline constexpr std::uint64_t kMaxNotificationBytes = 64 * 1024;
+
+// How the lanes of a connection share bulk data, by their rates. Any thread.
+class LaneShares {
+ public:
+  // Lanes before `first_bulk` carry bulk only while they replace all others.
+  LaneShares(std::size_t lanes, std::size_t first_bulk);
+
+  // The lane's rate has been measured anew, in bytes per second; not 0.
+  void SetRate(std::size_t lane, std::uint64_t rate);
+  // Fraction (0 to 1) of all bulk data that this lane carries. Lanes whose rate is not known count
+  // as the mean of the others. Cheap: for each slice that is pulled.
+  double ShareOf(std::size_t lane) const noexcept {
+    return shares_[lane].load(std::memory_order_relaxed);
+  }
+
+ private:
+  const std::size_t first_bulk_;
+  std::mutex mutex_;
+  std::vector<std::uint64_t> rates_;         // under mutex_; 0: not known
+  std::vector<std::atomic<double>> shares_;  // written under mutex_
+};
+
+// What is constant for all lanes of a connection, from before the first lane is adopted. Owned by
+// the connection. What the pointers refer to may be used on any thread.
+struct LaneContext {
+  const Config* config = nullptr;
+  RegionTable* regions = nullptr;
+  HeldMemory* memory = nullptr;   // held for the peer
+  GpuSharing* sharing = nullptr;  // with the peer
+  LaneShares* shares = nullptr;
+  // Identifies the connection (Accessor::connection, RegionState::only_for).
+  const void* connection = nullptr;
+  std::uint32_t number = kNoConnection;  // of the connection, in the endpoint (region_openers.h)
+  Uuid peer;                             // its endpoint
+  net::ProcessHint process;              // that the peer says it is
+  std::string peer_name;                 // its address, for messages
+  std::uint64_t window_bytes = 0;        // limit of a lane's bytes in flight
+  bool checksums = false;                // every frame carries them
+  std::size_t lanes = 0;
+  std::size_t bulk_lanes = 0;  // those of `lanes` that carry bulk data
+};
+
+// The connection as its lanes see it: events of a lane, and what all lanes have in common. Called
+// on the lane's loop; none of these blocks or calls back into the lane.
+class LaneOwner {
+ public:
+  // Keeps the connection, and thus its lanes, alive. Shared between the connection's handles and
+  // tasks that call into a lane later.
+  virtual std::shared_ptr<void> KeepAlive() = 0;
+
+  // ---- What happens to the lane.
+  virtual void OnLaneUp(std::uint32_t index, net::LaneInfo info) = 0;
+  // The network dropped the lane; a replacement may follow. `loss` is nullopt if the lane was given
+  // up before any frame had arrived over it, which says nothing new about its network path.
+  virtual void LaneLost(std::uint32_t index, const Error& error,
+                        std::optional<net::LaneLoss> loss) = 0;
+  // The lane is frozen and will be replaced. `was_heard`: the peer has used it.
+  virtual void LaneFrozen(std::uint32_t index, bool was_heard) = 0;
+  // Fails the connection because one lane failed. Data that has already arrived on the other lanes
+  // is processed first: it may complete operations.
+  virtual void LaneFailed(const Error& error) = 0;
+  // The peer closed this lane in order. Data still to come on the other lanes is processed first,
+  // until they end or drain_grace passes.
+  virtual void PeerClosedLane(std::uint32_t index, const Error& error) = 0;
+  // The peer, which accepted the connection and cannot dial, requests a replacement for this lane.
+  virtual void PeerGaveUpLane(std::uint32_t index) = 0;
+  // The lane is closed and everything that waited on it has been resolved.
+  virtual void PostLaneClosed(std::uint32_t index) = 0;
+  virtual void SetLanePath(std::uint32_t index, const net::PathStats& path) = 0;
+
+  // ---- Operations.
+  //
+  // The operation's current round of slices is complete.
+  virtual void PostRoundDone(const OperationRef& operation) = 0;
+  // Hands the operation's remaining slices, some of which were returned, to all lanes that may
+  // carry them.
+  virtual void DealAgain(const OperationRef& operation) = 0;
+
+  // ---- Counters.
+  virtual void CountRefusal(const Error& error) = 0;
+  virtual void CountMismatch() = 0;
+
+ protected:
+  ~LaneOwner() = default;
+};
+
+// A message that arrived before its receive was posted.
+struct ArrivedMessage {
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t peer_operation = 0;
+  bool announced = false;       // an RTS: the data is still at the sender
+  std::vector<std::byte> data;  // the data, unless `announced`
+};
+
+// Where the first lane delivers messages and notifications. Called on that lane's loop, which is
+// the connection's home loop.
+class MessageSink {
+ public:
+  // A control frame of a message. An error ends the connection.
+  virtual Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader) = 0;
+  // Takes the receive that matches the tag. Null if no receive matches; kInvalidArgument if its
+  // buffer is too small.
+  virtual Result<OperationRef> TakeReceive(std::uint64_t tag, std::uint64_t bytes) = 0;
+  // Requeues a receive whose message did not arrive completely; the sender will resend it.
+  virtual void PutBackReceive(const OperationRef& receive) = 0;
+  // Whether there is room for a message without a receive.
+  virtual bool MayKeep(std::uint64_t bytes) const = 0;
+  // An RTS arrived: a message that waits at the peer.
+  virtual void TakeRts(std::uint64_t peer_operation, const wire::TagBody& body) = 0;
+  // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
+  // its data.
+  virtual void OnWholeMessage(const OperationRef& receive, ArrivedMessage message,
+                              const Status& intact) = 0;
+  virtual bool MayNotify(std::uint64_t bytes) const = 0;
+  virtual void OnNotification(std::vector<std::byte> bytes) = 0;
+  // The peer has acknowledged frames that were kept for that: others may be.
+  virtual void OnAcknowledged() = 0;
+  // The peer has no room for this eager message, which is settled: it waits here as after an RTS.
+  virtual void BecomesRts(const OperationRef& operation) = 0;
+
+ protected:
+  ~MessageSink() = default;
+};
 
 // Incremented on the lane's loop, read by any thread. Fields as in LaneTraffic.
 struct LaneCounts {

@@ -1,11 +1,50 @@
 // The state of an operation: how it ends, and who is told.
 #include "ferry/transfer/lane/operation_state.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "ferry/core/check.h"
 
 namespace ferry::transfer {
+
+// An operation ends in any phase: OperationRunner::End() is the only place.
+void OperationState::Enter(Phase next) {
+  struct Edge {
+    Phase from;
+    Phase to;
+  };
+  static constexpr Edge kEdges[] = {
+      // A write or read begins: lanes pull its slices.
+      {Phase::kNew, Phase::kSlices},
+      // A notification without a write is sent.
+      {Phase::kNew, Phase::kNotify},
+      // A small message is sent at once.
+      {Phase::kNew, Phase::kMessage},
+      // A message is announced by an RTS, and waits for the peer's CTS.
+      {Phase::kNew, Phase::kRtsSent},
+      // A receive is posted.
+      {Phase::kNew, Phase::kPosted},
+      // All slices of a write are acknowledged, so its notification cannot overtake the data.
+      {Phase::kSlices, Phase::kNotify},
+      // The peer had no room for the message and has kept its envelope, as after an RTS.
+      {Phase::kMessage, Phase::kRtsSent},
+      // The peer's CTS names the buffer, into which lanes write the message.
+      {Phase::kRtsSent, Phase::kSlices},
+      // A message matches: it is written into the buffer, or arrives in one frame.
+      {Phase::kPosted, Phase::kReceiving},
+      // The message has come in one frame, and is copied into GPU memory.
+      {Phase::kReceiving, Phase::kReceiving},
+      // The lane of that frame was lost before its end; the peer sends the message again.
+      {Phase::kReceiving, Phase::kPosted},
+  };
+  const bool is_edge = std::any_of(std::begin(kEdges), std::end(kEdges), [&](const Edge& edge) {
+    return edge.from == phase_ && edge.to == next;
+  });
+  FERRY_CHECK(is_edge, id, static_cast<int>(phase_), static_cast<int>(next));
+  phase_ = next;
+}
 
 void OperationState::Complete(Status result) {
   FERRY_CHECK(!done.load(), id);

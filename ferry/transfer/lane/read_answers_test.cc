@@ -1,9 +1,8 @@
 // Tests answers to the peer's reads.
-#include "ferry/transfer/lane/read_answers.h"
-
 #include <gtest/gtest.h>
 
-#include "ferry/transfer/lane/lane_limits.h"
+#include "ferry/transfer/lane/frame_receiver.h"
+#include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/lane_staging.h"
 #include "ferry/transfer/testing/lane_bed.h"
 

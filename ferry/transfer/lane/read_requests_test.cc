@@ -1,9 +1,9 @@
 // Tests the queue of requested reads.
-#include "ferry/transfer/lane/read_requests.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
+
+#include "ferry/transfer/lane/send_window.h"
 
 namespace ferry::transfer {
 namespace {

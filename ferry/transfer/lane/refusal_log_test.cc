@@ -1,10 +1,10 @@
 // Tests the log of refused frames.
-#include "ferry/transfer/lane/refusal_log.h"
-
 #include <gtest/gtest.h>
 
 #include <utility>
 #include <vector>
+
+#include "ferry/transfer/lane/frame_sender.h"
 
 namespace ferry::transfer {
 namespace {

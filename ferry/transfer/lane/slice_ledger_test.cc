@@ -1,6 +1,4 @@
 // Tests the slice ledger over all orders of calls, and with threads.
-#include "ferry/transfer/lane/slice_ledger.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "ferry/transfer/lane/operation_state.h"
 
 namespace ferry::transfer {
 namespace {

@@ -1,12 +1,11 @@
 // Tests which slices a lane takes.
-#include "ferry/transfer/lane/slice_puller.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "ferry/transfer/lane/slice_sender.h"
 #include "ferry/transfer/testing/lane_bed.h"
 
 namespace ferry::transfer {
@@ -84,16 +83,16 @@ TEST(SlicePuller, TakesLessNearTheEndOnASlowLane) {
   puller.Add(memory.operation);
   LaneLoad load = NoLoad();
   load.unacknowledged = 1000;
-  bed.owner.share = 0.05;
+  bed.SetShare(0.05);
   EXPECT_FALSE(puller.Pull(Queue::kWrites, load));
-  bed.owner.share = 0.95;
+  bed.SetShare(0.95);
   EXPECT_TRUE(puller.Pull(Queue::kWrites, load));
 }
 
 TEST(SlicePuller, TakesMoreThanItsShareOfGpuMemoryOnlyWhenLittleIsInFlight) {
   LaneBed bed;
   bed.context.bulk_lanes = 4;
-  bed.owner.share = 0.25;
+  bed.SetShare(0.25);
   SlicePuller puller(bed.site);
   const SlicedMemory memory(12, Direction::kRead);
   MarkStaged(memory.operation.get());
@@ -114,7 +113,7 @@ TEST(SlicePuller, TakesMoreThanItsShareOfGpuMemoryOnlyWhenLittleIsInFlight) {
 TEST(SlicePuller, ManySmallOperationsOfGpuMemoryAreInFlightAtOnce) {
   LaneBed bed;
   bed.context.bulk_lanes = 4;
-  bed.owner.share = 0.25;
+  bed.SetShare(0.25);
   SlicePuller puller(bed.site);
   std::vector<SlicedMemory> memories;
   LaneLoad load = NoLoad();
@@ -130,7 +129,7 @@ TEST(SlicePuller, ManySmallOperationsOfGpuMemoryAreInFlightAtOnce) {
 TEST(SlicePuller, AnOperationThatOtherLanesHaveTakenHoldsUpNone) {
   LaneBed bed;
   bed.context.bulk_lanes = 4;
-  bed.owner.share = 0.25;
+  bed.SetShare(0.25);
   SlicePuller puller(bed.site);
   const SlicedMemory taken(2, Direction::kRead);
   const SlicedMemory next(40, Direction::kRead);

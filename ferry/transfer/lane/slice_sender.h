@@ -1,21 +1,137 @@
 // The sending half of a lane: turns slices and messages into frames, and settles them.
 #pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
+#include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/lane/frame_sender.h"
-#include "ferry/transfer/lane/lane_rate.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/lane_staging.h"
-#include "ferry/transfer/lane/read_requests.h"
+#include "ferry/transfer/lane/operation_state.h"
 #include "ferry/transfer/lane/send_window.h"
-#include "ferry/transfer/lane/slice_puller.h"
 
 namespace ferry::transfer {
+
+// Measures the throughput of a lane while it has data in flight. Lives on the lane's loop.
+class LaneRate {
+ public:
+  // `grace`: within this time the lane's bytes in flight are to be acknowledged.
+  explicit LaneRate(Clock::duration grace) : grace_(std::max<Clock::duration>(grace, kMinGrace)) {}
+
+  // Data is in flight from now on; nothing was before.
+  void Restart(Clock::time_point now);
+  // Bytes have been acknowledged or received. Returns whether rate() is new.
+  bool Add(std::uint64_t bytes, Clock::time_point now);
+  // A slice was acknowledged, that was sent at `since` with `ahead` bytes in flight, its own
+  // included.
+  void AddSlice(std::uint64_t ahead, Clock::time_point since, Clock::time_point now);
+
+  // Recent throughput in bytes per second; 0 if not known yet. Any thread.
+  std::uint64_t rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
+  // Limit of the bytes in flight that the lane can carry within the grace: a cancelled operation
+  // waits for them. At least 1, which allows one slice.
+  std::uint64_t drainable() const noexcept { return std::max<std::uint64_t>(drainable_, 1); }
+
+ private:
+  static constexpr milliseconds kMinGrace{250};  // longer than any round trip
+
+  const std::chrono::duration<double> grace_;
+  std::atomic<std::uint64_t> rate_{0};
+  std::uint64_t bytes_ = 0;  // since since_
+  Clock::time_point since_;
+  std::uint64_t drainable_ = ~std::uint64_t{0};  // unlimited at first
+};
+
+// The operations from which a lane pulls slices, in turn. Each operation is in it at most once.
+// Each call takes amortized constant time. Not thread-safe.
+class WorkQueue {
+ public:
+  using Op = OperationRef;
+
+  bool empty() const noexcept { return queue_.empty(); }
+  std::size_t size() const noexcept { return queue_.size(); }
+  const Op& front() const { return queue_.front().operation; }
+  // How often the first was rotated since it was added.
+  std::uint64_t front_turns() const { return queue_.front().turns; }
+  // Appends it; does nothing if it is already in the queue.
+  void Add(Op operation);
+  // Moves the first to the end.
+  void Rotate();
+  void Pop();
+  void Clear();
+
+ private:
+  static constexpr std::size_t kMinSweep = 64;
+  struct Entry {
+    Op operation;
+    std::uint64_t turns = 0;
+  };
+
+  void Sweep();
+
+  std::deque<Entry> queue_;
+  std::unordered_set<const OperationState*> members_;  // those in queue_
+  std::size_t sweep_at_ = kMinSweep;  // size of queue_ at which the next sweep runs
+};
+
+// A slice that a lane has taken from its operation's ledger.
+struct PulledSlice {
+  OperationRef operation;
+  std::uint32_t slice = 0;
+};
+
+// What a lane has in flight and may still take. In bytes, if nothing else is said.
+struct LaneLoad {
+  std::uint64_t unsent = 0;          // queued for the socket
+  std::uint64_t unacknowledged = 0;  // with those that wait for GPU copies
+  std::size_t frames = 0;            // the same in frames
+  std::uint64_t drainable = 0;       // limit of what is unacknowledged
+  std::uint64_t copying = 0;         // of slices that the peer copies
+  std::uint64_t reading = 0;         // requested and not arrived
+  bool may_stage = false;            // a slice of GPU memory would be sent soon
+  bool may_ask = false;              // the peer can hold the answer to another read
+};
+
+// The operations of which a lane may take slices, round robin, one slice each. Lives on the lane's
+// loop.
+class SlicePuller {
+ public:
+  enum class Queue { kWrites, kStagedWrites, kReads };
+
+  explicit SlicePuller(const LaneSite& site) : site_(site) {}
+
+  // The operation may be queued already.
+  void Add(OperationRef operation);
+  // Takes the next slice of the queue, unless the load forbids it.
+  std::optional<PulledSlice> Pull(Queue queue, const LaneLoad& load);
+  bool empty() const noexcept { return writes_.empty() && staged_.empty() && reads_.empty(); }
+  // Nothing is taken any more.
+  void Stop();
+  bool stopped() const noexcept { return stopped_; }
+
+ private:
+  WorkQueue& QueueOf(Queue queue);
+  bool May(Queue from, const LaneLoad& load);
+  bool MayWrite(const OperationState& operation, std::uint64_t taken, const LaneLoad& load) const;
+  bool MayRead(const OperationState& operation, std::uint64_t taken, const LaneLoad& load) const;
+  std::uint64_t Share(const OperationState& operation, std::uint64_t taken,
+                      std::uint64_t least_slices) const;
+
+  const LaneSite& site_;
+  WorkQueue writes_;
+  WorkQueue staged_;  // writes that need staging slots
+  WorkQueue reads_;
+  bool stopped_ = false;
+};
 
 // Pulls slices of operations and sends them, sends sequenced frames, and resolves what the peer's
 // acknowledgements, refusals and answers concern. Lives on the lane's loop.
@@ -78,6 +194,7 @@ class SliceSender {
   void StageWrite(PulledSlice pulled);
   void SendStagedFrame(StagedFrame staged);
   Status SettleFrames();
+  void AddToRate(std::uint64_t bytes, Clock::time_point now);
   void ApplyRefusal(SentFrame* frame, const Error& error);
   void GiveBack(const std::vector<PulledSlice>& slices);
   std::vector<PulledSlice> TakeOutbox();

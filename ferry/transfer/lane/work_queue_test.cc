@@ -1,11 +1,10 @@
 // Tests the queue of operations that a lane pulls slices from.
-#include "ferry/transfer/lane/work_queue.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
 
+#include "ferry/transfer/lane/slice_sender.h"
 #include "ferry/transfer/testing/cost.h"
 
 namespace ferry::transfer {

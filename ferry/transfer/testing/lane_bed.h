@@ -13,9 +13,7 @@
 #include "ferry/core/config.h"
 #include "ferry/core/event_loop.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/lane/frame_checksum.h"
-#include "ferry/transfer/lane/frame_pool.h"
-#include "ferry/transfer/lane/lane_owner.h"
+#include "ferry/transfer/lane/frame_sender.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/memory/plan.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
@@ -41,7 +39,6 @@ class FakeOwner final : public LaneOwner, public MessageSink {
   void SetLanePath(std::uint32_t /*index*/, const net::PathStats& /*path*/) override {}
   void PostRoundDone(const OperationRef& operation) override { done.push_back(operation); }
   void DealAgain(const OperationRef& operation) override { dealt.push_back(operation); }
-  double ShareOf(std::uint32_t /*index*/) const override { return share; }
   void CountRefusal(const Error& error) override { refusals.push_back(error.message()); }
   void CountMismatch() override { Note("mismatch"); }
 
@@ -79,7 +76,6 @@ class FakeOwner final : public LaneOwner, public MessageSink {
   std::vector<OperationRef> dealt;
   std::vector<OperationRef> rts;
   OperationRef receive;
-  double share = 1;
   int acknowledged = 0;
   bool may_keep = true;
 };
@@ -138,16 +134,26 @@ struct LaneBed {
     context.config = &config;
     context.regions = &regions;
     context.memory = &memory;
+    SetShare(1);
     context.connection = this;
     context.peer_name = "peer";
     context.window_bytes = 8000;
     context.lanes = 1;
     context.bulk_lanes = 1;
   }
+  // The lane's fraction (0 to 1) of bulk data; another lane has the rest.
+  void SetShare(double part) {
+    shares.emplace(site.index + (part < 1 ? 2 : 1), site.index);
+    context.shares = &*shares;
+    if (part == 1) return;
+    shares->SetRate(site.index, static_cast<std::uint64_t>(part * 1e6));
+    shares->SetRate(site.index + 1, static_cast<std::uint64_t>((1 - part) * 1e6));
+  }
 
   Config config;
   RegionTable regions;
   HeldMemory memory;
+  std::optional<LaneShares> shares;
   LaneContext context;
   FakeOwner owner;
   std::unique_ptr<EventLoop> loop = Must(EventLoop::Create());

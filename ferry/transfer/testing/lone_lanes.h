@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/transfer/connection/connection_common.h"
+#include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"
 #include "ferry/transfer/connection/lane_monitor.h"
 #include "ferry/transfer/connection/message_queue.h"
@@ -19,10 +19,12 @@ namespace ferry::transfer {
 
 // The parts of a connection, put together as ConnectionCore does it, on one loop that the test
 // drives. The lanes were never adopted: they queue what they get and send nothing.
-class LoneLanes final : private LaneOwner, private FailureHandler {
+class LoneLanes final : private LaneOwner {
  public:
   explicit LoneLanes(const Config& config, std::size_t lanes = 3)
-      : common_(config, Context(lanes), loop_.get(), this),
+      : shares_(lanes, FirstBulkLaneOf(lanes)),
+        common_(config, Context(lanes), loop_.get(),
+                [this](const Error& error) { FailNow(error); }),
         monitor_(&common_, &lanes_),
         operations_(&common_, &lanes_, &monitor_, &messages_),
         messages_(&common_.context, loop_.get(), &operations_),
@@ -52,6 +54,7 @@ class LoneLanes final : private LaneOwner, private FailureHandler {
     LaneContext context;
     context.regions = &regions_;
     context.memory = &memory_;
+    context.shares = &shares_;
     context.peer_name = "peer:1";
     context.window_bytes = 1 << 20;
     context.lanes = lanes;
@@ -59,7 +62,7 @@ class LoneLanes final : private LaneOwner, private FailureHandler {
     return context;
   }
 
-  void FailNow(const Error& error) override {
+  void FailNow(const Error& error) {
     if (failed_) return;
     failed_ = error;
     (void)common_.state.Lose(error);
@@ -81,13 +84,13 @@ class LoneLanes final : private LaneOwner, private FailureHandler {
     operations_.PostRoundDone(operation);
   }
   void DealAgain(const OperationRef& operation) override { operations_.DealAgain(operation); }
-  double ShareOf(std::uint32_t index) const override { return lanes_.ShareOf(index); }
   void CountRefusal(const Error& /*error*/) override {}
   void CountMismatch() override {}
 
   const std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
   RegionTable regions_;
   HeldMemory memory_;
+  LaneShares shares_;
   ConnectionCommon common_;
   LaneMonitor monitor_;
   OperationRunner operations_;

@@ -1,6 +1,4 @@
 // Tests matching of receives and messages against a simple model.
-#include "ferry/transfer/lane/matcher.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/transfer/connection/message_queue.h"
 #include "ferry/transfer/testing/cost.h"
 
 namespace ferry::transfer {

@@ -1,9 +1,8 @@
 // Tests how long the slices of a cancelled operation are waited for.
-#include "ferry/transfer/lane/operation_drain.h"
-
 #include <gtest/gtest.h>
 
-#include "ferry/transfer/lane/lane_lives.h"
+#include "ferry/transfer/connection/lane_monitor.h"
+#include "ferry/transfer/connection/operation_runner.h"
 
 namespace ferry::transfer {
 namespace {

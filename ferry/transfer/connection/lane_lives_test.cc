@@ -1,7 +1,7 @@
 // Tests what the home loop knows of its lanes.
-#include "ferry/transfer/lane/lane_lives.h"
-
 #include <gtest/gtest.h>
+
+#include "ferry/transfer/connection/lane_monitor.h"
 
 namespace ferry::transfer {
 namespace {
