@@ -1,6 +1,7 @@
 // Watching descriptors, waiting for their events and waking up.
 #include "ferry/core/epoll_set.h"
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,20 +22,26 @@ std::uint64_t EpollKey(int fd, std::uint32_t generation) {
   return std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(fd);
 }
 
-// By number: the C library of some systems that this runs on has no function for it. Such a kernel
-// does not know the call, or a filter of system calls denies what it does not know.
-int WaitPrecisely(int epoll, epoll_event* events, Deadline wake) {
+timespec LeftUntil(Clock::time_point when) {
+  const auto left = std::max<std::chrono::nanoseconds>(when - Clock::now(), {});
+  return {.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000),
+          .tv_nsec = static_cast<long>(left.count() % 1'000'000'000)};
+}
+
+// epoll_wait() takes milliseconds. epoll_pwait2() is called by number: the C library of some
+// systems that this runs on has no function for it. Its kernel may not know it, or a filter of
+// system calls denies what it does not know, by whatever error; ppoll() is everywhere, and costs
+// another call.
+int WaitPrecisely(int epoll, epoll_event* events, Clock::time_point when) {
   static std::atomic<bool> is_known{true};
-  const bool sleeps = !wake.never() && !wake.expired();
-  if (sleeps && is_known.load(std::memory_order_relaxed)) {
-    const auto left = std::max<std::chrono::nanoseconds>(wake.when() - Clock::now(), {});
-    const timespec timeout = {.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000),
-                              .tv_nsec = static_cast<long>(left.count() % 1'000'000'000)};
+  const timespec timeout = LeftUntil(when);
+  if (is_known.load(std::memory_order_relaxed)) {
     const long count = ::syscall(SYS_epoll_pwait2, epoll, events, kMaxEvents, &timeout, nullptr, 0);
-    if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return static_cast<int>(count);
+    if (count >= 0 || errno == EINTR) return static_cast<int>(count);
     is_known.store(false, std::memory_order_relaxed);
   }
-  return ::epoll_wait(epoll, events, kMaxEvents, wake.PollMillis());
+  pollfd ready{.fd = epoll, .events = POLLIN, .revents = 0};
+  return ::ppoll(&ready, 1, &timeout, nullptr) > 0 ? ::epoll_wait(epoll, events, kMaxEvents, 0) : 0;
 }
 
 }  // namespace
@@ -74,8 +81,15 @@ void EpollSet::Unwatch(int fd, Handler* handler) {
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, &event);
 }
 
+int EpollSet::Look() {
+  sleeping_.store(false, std::memory_order_relaxed);
+  return ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, /*timeout=*/0);
+}
+
 int EpollSet::Wait(Deadline wake) {
-  const int count = WaitPrecisely(epoll_.get(), events_.data(), wake);
+  const int count = wake.never()
+                        ? ::epoll_wait(epoll_.get(), events_.data(), kMaxEvents, /*timeout=*/-1)
+                        : WaitPrecisely(epoll_.get(), events_.data(), wake.when());
   sleeping_.store(false, std::memory_order_relaxed);
   return count;
 }

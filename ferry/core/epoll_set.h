@@ -32,9 +32,11 @@ class EpollSet {
   // sleeper if the sleeper, after this call, has read the flag as not set: with sequentially
   // consistent accesses at least one of them sees the other's store.
   void AnnounceSleep() noexcept { sleeping_.store(true); }
-  // Waits for events until `wake` at most: to the clock's precision, which timers of the kernel may
-  // exceed by 50 us, or on kernels before 5.11 in whole milliseconds. Returns how many there are.
+  // Waits for events until `wake` at most, which timers of the kernel may exceed by 50 us. Returns
+  // how many there are; -1 where a signal came.
   int Wait(Deadline wake);
+  // The same without waiting.
+  int Look();
   // Passes the `count` events of Wait() to their handlers, and calls `after_each`. Returns whether
   // there was one with a handler. The handler is looked up only now, because a guest or another
   // handler may have removed it since Wait() returned.

@@ -204,7 +204,7 @@ bool EventLoop::Impl::PollEvents(Deadline wake) {
     sleeps = !tasks.has_new();
   }
   if (sleeps) ownership.Share();
-  const int count = epoll.Wait(sleeps ? wake : kNow);
+  const int count = sleeps ? epoll.Wait(wake) : epoll.Look();
   if (sleeps) ownership.Reclaim();
   const bool worked = epoll.Handle(count, [this] { ownership.WakeReadyIfDue(); });
   if (worked) RunDeferred(Defer::kTurnEnd);

@@ -51,6 +51,16 @@ net::LaneInfo InfoOf(const net::Lane& control, std::shared_ptr<const net::Launch
   return info;
 }
 
+// On a machine with few cores the plugin's threads would otherwise wait for the end of this
+// thread's time slice: 2.4 ms. Once for all lanes that this thread polls in a turn.
+void YieldOnce(Clock::time_point now) {
+  constexpr std::chrono::microseconds kTurn{20};
+  thread_local Clock::time_point yielded{};
+  if (now - yielded < kTurn) return;
+  std::this_thread::yield();
+  yielded = Clock::now();
+}
+
 net::Placement Pause() { return {net::Placement::Action::kPause, {}}; }
 
 }  // namespace
@@ -473,9 +483,7 @@ void PluginLane::PollAgain() {
   const bool few = (sends && out_->bytes_in_flight() <= kFewBytes) ||
                    (receives && in_->bytes_left() <= kFewBytes);
   if (advanced || ((few || !(sends || receives)) && idle < kPollEachTurn)) {
-    // On a machine with few cores the plugin's threads would otherwise wait for the end of this
-    // thread's time slice: 2.4 ms.
-    if (!advanced) std::this_thread::yield();
+    if (!advanced) YieldOnce(now);
     return RequestTurn();
   }
   if (poll_timer_ != 0) loop_->CancelTimerOnLoop(std::exchange(poll_timer_, 0));

@@ -19,6 +19,8 @@
 
 namespace ferry::transfer {
 
+class LaneLives;
+
 // The operations of a connection by id, and when each is due. Not thread-safe.
 //
 // Due times are in a heap that is never searched. When an operation ends or its due time changes,
@@ -105,8 +107,6 @@ class SliceDealer {
   std::uint64_t small_in_flight_ = 0;  // operations marked `small`
   std::uint64_t small_as_bulk_ = 0;    // number of next small operations that count as bulk
 };
-
-class LaneLives;
 
 // The end of an operation that was cancelled, or is late, while some of its slices are in flight.
 // They still arrive at the peer; only their acknowledgement, or a closed connection, proves that

@@ -9,7 +9,7 @@
 #include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/handshake/parked_lane.h"
 
-// slice_sender_recovery.cc describes the whole procedure.
+// The end of slice_sender.cc describes the whole procedure.
 namespace ferry::transfer {
 
 Status Acceptor::OnRejoin(Handshake* handshake, wire::MetaReader* reader) {

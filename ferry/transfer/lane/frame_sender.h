@@ -222,7 +222,7 @@ void SealMetadata(std::vector<std::byte>* meta);
 
 // A frame that a lane sends. Belongs to its FramePool; used by one sender at a time.
 struct LaneFrame final : net::OutFrame {
-  // How its memory is counted (lane_memory.h).
+  // How its memory is counted (LaneMemory).
   enum class Cost : std::uint8_t { kNothing, kPlain, kKept, kAnswer };
 
   std::size_t place = 0;  // index in the pool

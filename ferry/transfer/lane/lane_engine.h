@@ -117,9 +117,8 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   // Installs the lane after the handshake. Called once, by the thread that ran the handshake, on
   // the lane's current loop.
   void Adopt(std::unique_ptr<net::Lane> lane);
-  // Whether the peer at the other end of the lane, or of the last one, is the process of our user
-  // on this machine that it says it is.
-  // Whether the first lane of a connection leads to the process that the peer says it is.
+  // Whether the first lane of a connection leads to the process of our user on this machine that
+  // the peer says it is.
   bool is_proved() const noexcept { return proved_; }
   // For the error of an operation that is late: net::Lane::Waits(), and which of the operation's
   // data, or of the data before it, the peer has not acknowledged. Empty where the lane is down or

@@ -1,4 +1,5 @@
-// Reports the ends of copies to a lane, and waits for them.
+// Copies data out of and into GPU memory for a lane, reports the ends of copies, and waits for
+// them.
 #include "ferry/transfer/lane/lane_staging.h"
 
 #include <fmt/core.h>

@@ -95,8 +95,6 @@ class StagingOutbox {
   bool stopped_ = false;
 };
 
-class StagingEvents;
-
 // A sequenced frame from the peer that has arrived but is not processed yet: its payload, or that
 // of an earlier frame, is still being copied.
 struct Landing {

@@ -9,7 +9,7 @@
 
 namespace ferry::transfer {
 
-// An operation ends in any phase: OperationRunner::End() is the only place.
+// An operation may end in any phase.
 void OperationState::Enter(Phase next) {
   struct Edge {
     Phase from;
@@ -32,10 +32,9 @@ void OperationState::Enter(Phase next) {
       {Phase::kMessage, Phase::kRtsSent},
       // The peer's CTS names the buffer, into which lanes write the message.
       {Phase::kRtsSent, Phase::kSlices},
-      // A message matches: it is written into the buffer, or arrives in one frame.
+      // A message matches: it is written into the buffer, arrives in one frame, or came before the
+      // receive and is copied into GPU memory.
       {Phase::kPosted, Phase::kReceiving},
-      // The message has come in one frame, and is copied into GPU memory.
-      {Phase::kReceiving, Phase::kReceiving},
       // The lane of that frame was lost before its end; the peer sends the message again.
       {Phase::kReceiving, Phase::kPosted},
   };
