@@ -144,11 +144,11 @@ bool WaitsBriefly(EpollSet* set) {
 TEST_F(EpollSetTest, WaitsForLessThanAMillisecond) { EXPECT_TRUE(WaitsBriefly(&set_)); }
 
 // Denies epoll_pwait2() to this process for good.
-bool Deny(std::uint32_t error) {
+bool Deny(int error) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_pwait2, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog program = {.len = std::size(code), .filter = code};
@@ -158,7 +158,7 @@ bool Deny(std::uint32_t error) {
 
 // As on an older kernel, or under a filter of system calls, which may choose the error.
 TEST_F(EpollSetTest, WaitsAsBrieflyWithoutTheCallForThat) {
-  for (const std::uint32_t error : {ENOSYS, EPERM, EACCES}) {
+  for (const int error : {ENOSYS, EPERM, EACCES}) {
     EXPECT_EXIT(
         {
           if (!Deny(error)) std::exit(2);
