@@ -15,7 +15,7 @@
 namespace ferry::transfer {
 namespace {
 
-constexpr std::size_t kBytes = 32 * 1024;
+constexpr std::size_t kWrittenBytes = 32 * 1024;
 constexpr auto kOld = std::byte{0x0A};
 constexpr auto kNew = std::byte{0x0B};
 
@@ -39,7 +39,7 @@ class ReconnectTest : public ::testing::Test {
   void LoseAWrite() {
     proxy_->SetStalled(true);
     here_.Fill(kOld);
-    Operation write = Must(old_->Write(*local_, 0, remote_->remote(), 0, kBytes));
+    Operation write = Must(old_->Write(*local_, 0, remote_->remote(), 0, kWrittenBytes));
     write.Cancel();
     EXPECT_TRUE(EndsWith(Code::kCancelled, write));
     const auto note = old_->TakeNotification(Soon());
@@ -49,7 +49,7 @@ class ReconnectTest : public ::testing::Test {
   }
   void WriteNew() {
     here_.Fill(kNew);
-    EXPECT_TRUE(EndsOk(new_->Write(*local_, 0, remote_->remote(), 0, kBytes)));
+    EXPECT_TRUE(EndsOk(new_->Write(*local_, 0, remote_->remote(), 0, kWrittenBytes)));
     EXPECT_TRUE(IsAll(kNew));
   }
   // The network delivers the old write slowly, so that most of it arrives before the reset that
@@ -71,14 +71,14 @@ class ReconnectTest : public ::testing::Test {
   // Read on the near side, over the new connection: nothing else orders it after what arrives.
   bool IsAll(std::byte value) {
     const Region into = Must(near_->Register(fetched_.span(), Rights::kNone));
-    EXPECT_TRUE(EndsOk(new_->Read(into, 0, remote_->remote(), 0, kBytes)));
+    EXPECT_TRUE(EndsOk(new_->Read(into, 0, remote_->remote(), 0, kWrittenBytes)));
     const auto got = fetched_.span();
     return std::all_of(got.begin(), got.end(), [&](std::byte each) { return each == value; });
   }
 
-  GuardedMemory here_{kBytes, 1};
-  GuardedMemory there_{kBytes, 2};
-  GuardedMemory fetched_{kBytes, 3};
+  GuardedMemory here_{kWrittenBytes, 1};
+  GuardedMemory there_{kWrittenBytes, 2};
+  GuardedMemory fetched_{kWrittenBytes, 3};
   std::optional<Endpoint> far_;
   std::optional<Endpoint> near_;
   std::unique_ptr<net::FaultProxy> proxy_;
