@@ -280,7 +280,8 @@ TEST_F(SlowTransfer, AServerThatIsToldToEndLeavesNothingAndItsClientSaysThatItIs
   server_->Signal(SIGTERM);
   EXPECT_EQ(server_->Finish().exit_code, 0);
   EXPECT_TRUE(IsEmpty(there_));
-  EXPECT_EQ(client_->Finish().exit_code, 3);
+  const ProgramEnd ended = client_->Finish();
+  EXPECT_EQ(ended.exit_code, 3) << ended.err;
 }
 
 // As on a disk that fills up, or where space cannot be reserved.

@@ -59,6 +59,7 @@ class IncomingTransfer {
   void Say(std::string_view step) const;
   void Report(std::string_view kind, std::string_view name, std::uint64_t bytes,
               const std::string& digest) const;
+  Status EndOrClose(Status taken);
 
   const TransferServerJob& job_;
   transfer::Endpoint* const endpoint_;
@@ -123,6 +124,14 @@ Status IncomingTransfer::Answer(const std::string& digest) {
   return Ok();
 }
 
+// A server that is interrupted closes the connection while its region and its receives are there:
+// their end would refuse what the client sends, and the client would not learn that the server
+// ends.
+Status IncomingTransfer::EndOrClose(Status taken) {
+  if (!taken && Interrupted()) connection_.Close();
+  return taken;
+}
+
 // Until all bytes are in the file; the result is their digest.
 Result<std::string> IncomingTransfer::ReceiveFile(IncomingFile* file, std::uint64_t size) {
   FERRY_TRY_ASSIGN(FileWindow file_window, FileWindow::Of(size, job_.memory, job_.config));
@@ -139,10 +148,10 @@ Result<std::string> IncomingTransfer::ReceiveFile(IncomingFile* file, std::uint6
   }
   FERRY_TRY(control_.Say(answer, Deadline::After(kControlWait)));
   Digest digest;
-  FERRY_TRY(TakeOut(&file_window, size, [&](std::uint64_t at, auto bytes) {
+  FERRY_TRY(EndOrClose(TakeOut(&file_window, size, [&](std::uint64_t at, auto bytes) {
     digest.Add(bytes);
     return file->Write(at, bytes);
-  }));
+  })));
   return digest.Finish();
 }
 
@@ -186,7 +195,7 @@ Status IncomingTransfer::ReceiveMessage(std::span<std::byte> message) {
   receives.Add(std::move(receive));
   FERRY_TRY(control_.Say({{"ready", true}, {"memory", job_.memory.ToString()}},
                          Deadline::After(kControlWait)));
-  FERRY_TRY(pace_->Wait(receives.oldest()));
+  FERRY_TRY(EndOrClose(pace_->Wait(receives.oldest())));
   return file_window.Store(0, message.size(), [&](std::uint64_t at, auto bytes) {
     std::copy(bytes.begin(), bytes.end(), message.begin() + static_cast<std::ptrdiff_t>(at));
     return Ok();
