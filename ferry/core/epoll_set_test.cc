@@ -156,19 +156,22 @@ bool Deny(int error) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// As on an older kernel, or under a filter of system calls, which may choose the error.
-TEST_F(EpollSetTest, WaitsAsBrieflyWithoutTheCallForThat) {
+// In a child, where the descriptors of this process are closed. Whether it works there.
+bool WaitsBrieflyWithoutTheCall(int error) {
+  EpollSet set;
+  CallCounter handler;
+  auto event = MakeEventFd();
+  if (!Deny(error) || !set.Open() || !event || !WaitsBriefly(&set)) return false;
+  SignalEventFd(event->get());
+  return set.Watch(event->get(), EPOLLIN, &handler) && set.Wait(Deadline::After(kTimeout)) == 1;
+}
+
+// As on an older kernel, or under a filter of system calls, which may choose the error. A sanitizer
+// that looks for leaks at the exit cannot do so under such a filter.
+TEST(EpollSet, WaitsAsBrieflyWithoutTheCallForThat) {
   for (const int error : {ENOSYS, EPERM, EACCES}) {
-    EXPECT_EXIT(
-        {
-          if (!Deny(error)) std::exit(2);
-          const bool brief = WaitsBriefly(&set_);
-          SignalEventFd(first_.get());
-          const bool watched = bool{set_.Watch(first_.get(), EPOLLIN, &handler_)};
-          const int seen = set_.Wait(Deadline::After(kTimeout));
-          std::exit(brief && watched && seen == 1 ? 0 : 1);
-        },
-        ::testing::ExitedWithCode(0), "")
+    EXPECT_EXIT(std::_Exit(WaitsBrieflyWithoutTheCall(error) ? 0 : 1), ::testing::ExitedWithCode(0),
+                "")
         << error;
   }
 }
