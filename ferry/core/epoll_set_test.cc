@@ -128,8 +128,8 @@ TEST_F(EpollSetTest, IsInterruptedAlsoWithoutAnAnnouncement) {
   EXPECT_EQ(set_.Look(), 0);
 }
 
-// Whether a wait of 50 us ends in less than a millisecond, at least once: a busy machine may let
-// any one take long.
+// Returns true once a wait of 50 us takes less than a millisecond. Tries for kTimeout, because a
+// busy machine delays single waits.
 bool WaitsBriefly(EpollSet* set) {
   const Deadline timeout = Deadline::After(kTimeout);
   while (!timeout.expired()) {
@@ -156,7 +156,7 @@ bool Deny(int error) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// In a child, where the descriptors of this process are closed. Whether it works there.
+// Runs in a child of the test, where the descriptors of the test are closed.
 bool WaitsBrieflyWithoutTheCall(int error) {
   EpollSet set;
   CallCounter handler;
@@ -166,8 +166,8 @@ bool WaitsBrieflyWithoutTheCall(int error) {
   return set.Watch(event->get(), EPOLLIN, &handler) && set.Wait(Deadline::After(kTimeout)) == 1;
 }
 
-// As on an older kernel, or under a filter of system calls, which may choose the error. A sanitizer
-// that looks for leaks at the exit cannot do so under such a filter.
+// Older kernels and filters of system calls deny epoll_pwait2(), filters by an error of their
+// choice. The child ends by _Exit(), because a leak sanitizer cannot run under such a filter.
 TEST(EpollSet, WaitsAsBrieflyWithoutTheCallForThat) {
   for (const int error : {ENOSYS, EPERM, EACCES}) {
     EXPECT_EXIT(std::_Exit(WaitsBrieflyWithoutTheCall(error) ? 0 : 1), ::testing::ExitedWithCode(0),

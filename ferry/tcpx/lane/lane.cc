@@ -3,13 +3,12 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/edges.h"
 
 namespace ferry::tcpx {
 namespace {
@@ -19,9 +18,8 @@ constexpr std::uint64_t kAnnouncementBytes = sizeof(std::uint64_t);
 constexpr std::uint64_t kMaxControlPayload = 4096;
 // Plugins have no descriptor to wait for. A lane polls in every turn of its loop at first, where
 // few bytes are in flight, whose arrival somebody may wait for. With more of them, or when a chunk
-// takes longer, it pauses between polls, which leaves the core to the plugin's threads: a lane that
-// polled in every turn used as much CPU time as those that carried its bytes. The pauses are long
-// only after more time than a chunk takes on a slow link: the peer may be paused.
+// takes longer, it pauses between polls, which leaves the core to the plugin's threads. The pauses
+// are long only after more time than a chunk takes on a slow link: the peer may be paused.
 constexpr std::chrono::microseconds kPollEachTurn{200};
 constexpr std::uint64_t kFewBytes = 1 << 20;
 constexpr std::chrono::milliseconds kPollOften{20};
@@ -258,11 +256,7 @@ void PluginLane::ReportSent() {
 // Each edge with its reason. In all states but kFrame, the control lane is paused before its next
 // frame.
 void PluginLane::Enter(Receiving next) {
-  struct Edge {
-    Receiving from;
-    Receiving to;
-  };
-  static constexpr Edge kEdges[] = {
+  static constexpr Edge<Receiving> kEdges[] = {
       // A frame has come whose payload is an announcement.
       {Receiving::kFrame, Receiving::kAnnounce},
       // The size that it announces has come.
@@ -282,10 +276,8 @@ void PluginLane::Enter(Receiving next) {
       // The user drops it before it has come.
       {Receiving::kSmall, Receiving::kFrame},
   };
-  const bool is_edge = std::any_of(std::begin(kEdges), std::end(kEdges), [&](const Edge& edge) {
-    return edge.from == receiving_ && edge.to == next;
-  });
-  FERRY_CHECK(is_edge, static_cast<int>(receiving_), static_cast<int>(next));
+  FERRY_CHECK(HasEdge(kEdges, receiving_, next), static_cast<int>(receiving_),
+              static_cast<int>(next));
   receiving_ = next;
 }
 

@@ -1,4 +1,4 @@
-// What the parts of a connection have in common, and how far its life has come.
+// The state of a connection, and what its parts share.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -68,8 +68,7 @@ class ConnectionState {
   std::optional<Error> failed_at_start_;  // home loop
 };
 
-// What the parts of a connection's engine have in common. Owned by the connection, which outlives
-// the parts.
+// Shared by the parts of a connection. Owned by the connection, which outlives them.
 struct ConnectionCommon {
   ConnectionCommon(const Config& its_config, LaneContext its_context, EventLoop* its_home,
                    std::function<void(const Error&)> fail)

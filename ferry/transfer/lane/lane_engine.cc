@@ -3,11 +3,10 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/edges.h"
 #include "ferry/core/log.h"
 #include "ferry/core/units.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
@@ -233,11 +232,7 @@ const char* NameOf(LaneEngine::State state) {
 // Each edge with its reason.
 bool MayMove(LaneEngine::State from, LaneEngine::State to) {
   using State = LaneEngine::State;
-  struct Edge {
-    State from;
-    State to;
-  };
-  static constexpr Edge kEdges[] = {
+  static constexpr Edge<State> kEdges[] = {
       // The handshake is complete.
       {State::kConnecting, State::kUp},
       // The network has dropped the lane, or a replacement is offered.
@@ -253,8 +248,7 @@ bool MayMove(LaneEngine::State from, LaneEngine::State to) {
       // Nothing is in flight any more.
       {State::kClosing, State::kClosed},
   };
-  return std::any_of(std::begin(kEdges), std::end(kEdges),
-                     [&](const Edge& edge) { return edge.from == from && edge.to == to; });
+  return HasEdge(kEdges, from, to);
 }
 
 }  // namespace

@@ -1,21 +1,16 @@
 // The state of an operation: how it ends, and who is told.
 #include "ferry/transfer/lane/operation_state.h"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "ferry/core/check.h"
+#include "ferry/core/edges.h"
 
 namespace ferry::transfer {
 
 // An operation may end in any phase.
 void OperationState::Enter(Phase next) {
-  struct Edge {
-    Phase from;
-    Phase to;
-  };
-  static constexpr Edge kEdges[] = {
+  static constexpr Edge<Phase> kEdges[] = {
       // A write or read begins: lanes pull its slices.
       {Phase::kNew, Phase::kSlices},
       // A notification without a write is sent.
@@ -38,10 +33,7 @@ void OperationState::Enter(Phase next) {
       // The lane of that frame was lost before its end; the peer sends the message again.
       {Phase::kReceiving, Phase::kPosted},
   };
-  const bool is_edge = std::any_of(std::begin(kEdges), std::end(kEdges), [&](const Edge& edge) {
-    return edge.from == phase_ && edge.to == next;
-  });
-  FERRY_CHECK(is_edge, id, static_cast<int>(phase_), static_cast<int>(next));
+  FERRY_CHECK(HasEdge(kEdges, phase_, next), id, static_cast<int>(phase_), static_cast<int>(next));
   phase_ = next;
 }
 
