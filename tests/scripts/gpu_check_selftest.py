@@ -76,9 +76,9 @@ class Writing(unittest.TestCase):
             return [{"bytes": 1 << 22, "gbps": 1, **next(row for option, row in rows.items() if option in words)}]
 
         starts = bench_gpu.Starts()
-        options = argparse.Namespace(starts=2, rounds=1)
         with unittest.mock.patch.object(bench_gpu, "rows_of", rows_of):
-            bench_gpu.copies(None, starts, options)
+            for _ in range(2):
+                bench_gpu.copies(None, starts, argparse.Namespace(rounds=1))
         self.assertEqual({name.split(":")[0] for name in starts.rows}, set(gpu_check.BENCHES))
         for row in starts.rows.values():
             self.assertEqual([fault for fact in row["facts"].items() for fault in summary.value_problems(*fact)], [])
@@ -99,7 +99,8 @@ class Writing(unittest.TestCase):
 
         starts = bench_gpu.Starts()
         with unittest.mock.patch.object(bench_gpu, "rows_of", rows_of):
-            bench_gpu.unpack(pathlib.Path("/nowhere"), starts, argparse.Namespace(starts=2, rounds=1))
+            for _ in range(2):
+                bench_gpu.unpack(pathlib.Path("/nowhere"), starts, argparse.Namespace(rounds=1))
         for what, (words, variables) in seen.items():
             through = what.startswith("through the plugin")
             provider = words[words.index("--provider") + 1]
@@ -111,6 +112,23 @@ class Writing(unittest.TestCase):
         self.assertIn("through the plugin, latency, dma: write 512 KiB", starts.rows)
         self.assertNotIn("us_p50", starts.rows["through the plugin, kernel, depth 4: write 65536 KiB"]["values"])
         self.assertIn("plain TCP, depth 4: write 65536 KiB", starts.rows)
+
+    def test_each_start_is_written_before_the_next_one_may_fail(self):
+        def one_start(_, starts, __):
+            if starts.rows:
+                raise bench_gpu.Failed("the machine was taken back")
+            starts.add("row", {}, {"gbps": (1, "GB/s")})
+
+        written = []
+        made = unittest.mock.Mock(result={"rows": {}})
+        made.add.side_effect = lambda name, **_: made.result["rows"].update({name: {}})
+        made.write.side_effect = lambda: written.append(list(made.result["rows"]))
+        options = argparse.Namespace(programs=".", starts=3, out=None)
+        with unittest.mock.patch.dict(bench_gpu.ONE_START, {"copies": one_start}), \
+                unittest.mock.patch.object(bench_gpu, "Summary", lambda *_: made):
+            with self.assertRaisesRegex(bench_gpu.Failed, "taken back"):
+                bench_gpu.measure("copies", options)
+        self.assertEqual(written, [["row"]])
 
     def python_rows(self, absent, nano_exit, groups=4):
         """Rows of the part "python"; with a nano-vllm that ends so, or none, and so many groups of custom_mlp."""
@@ -130,11 +148,13 @@ class Writing(unittest.TestCase):
                 code, said = nano_exit, "why"
             return argparse.Namespace(returncode=code, stdout=said)
 
-        made = unittest.mock.Mock(rows={})
+        made = unittest.mock.Mock(rows={}, result={"rows": {}})
         made.add.side_effect = lambda name, **row: made.rows.update({name: row})
         with unittest.mock.patch.object(bench_gpu.subprocess, "run", run), \
                 contextlib.redirect_stdout(io.StringIO()) as said:
-            bench_gpu.python(made, argparse.Namespace(starts=1, python="python3"))
+            starts = bench_gpu.Starts()
+            bench_gpu.python(None, starts, argparse.Namespace(python="python3"))
+            starts.into(made)
         return made.rows, said.getvalue()
 
     def test_a_nano_vllm_that_fails_is_a_failure_and_one_that_is_absent_is_named(self):
