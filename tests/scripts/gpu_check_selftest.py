@@ -168,6 +168,8 @@ class Writing(unittest.TestCase):
         rows, _ = self.python_rows("nano-vllm is not installed", 1)
         self.assertEqual(rows["custom_mlp, speed: gated"]["speedup"].to_json()["median"], 2)
         self.assertEqual(sum(name.startswith("custom_mlp") for name in rows), 3)
+        facts = [fact for row in rows.values() for fact in row.items() if not hasattr(fact[1], "to_json")]
+        self.assertEqual([fault for fact in facts for fault in summary.value_problems(*fact)], [])
         with self.assertRaisesRegex(bench_gpu.Failed, "skipped a group"):
             self.python_rows("nano-vllm is not installed", 1, groups=3)
 
