@@ -75,7 +75,8 @@ def copies(result):
         if row["bytes"] == 64 << 20 and row.get("executor", "dma") != "dma":
             beside = rounds_ratio(row, "gbps", "ceiling_gbps")
             engine = rounds_ratio(row, "gbps", "dma_gbps") if "dma_gbps" in row else ""
-            rows.append([name.removeprefix("blocks: "), spread(row["gbps"], "GB/s"), beside, engine])
+            blocks = f"{row['direction']}, {row['executor']}, {row['host_side']}, {row['block_size'] >> 10} KiB"
+            rows.append([blocks, spread(row["gbps"], "GB/s"), beside, engine])
     pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "ms", 1e3), spread(row["speedup"], "×"),
                   spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
     staged = [[name.removeprefix("staged: "), spread(row["gbps"], "GB/s"), spread(row["copy_engine_ratio"], "×"),
@@ -170,6 +171,13 @@ def python(result):
             rows.append([name, spread(row["us"], "µs"), spread(row["own_us"], "µs") + " by nano-vllm itself"])
         elif "separately_us" in row:
             rows.append([name, spread(row["us"], "µs"), spread(row["separately_us"], "µs") + " tensor and copy each"])
+        elif "torch_us" in row:
+            rows.append([name, spread(row["us"], "µs"), spread(row["torch_us"], "µs") + " by torch"])
+        elif "peak_bytes" in row:
+            rows.append([name, spread(row["peak_bytes"], "MiB", 2**-20),
+                         spread(row["torch_peak_bytes"], "MiB", 2**-20) + " by torch"])
+        elif "error" in row:
+            rows.append([name, f"{row['error']['median']:.1e}", f"at most {row['tolerance']}"])
         else:
             rows.append([name, spread(row["gbps"], "GB/s"), ""])
     return grid(HEAD, rows)
