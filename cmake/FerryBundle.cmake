@@ -36,7 +36,7 @@ function(ferry_bundled_module name)
     endif()
   endif()
   # What fmt and spdlog have in shared libraries only.
-  set(bundled "${PROJECT_SOURCE_DIR}/bindings/nccl_net/bundled.cc")
+  set(bundled "${PROJECT_SOURCE_DIR}/plugins/nccl/bundled.cc")
   add_library(${name} MODULE $<TARGET_OBJECTS:${arg_OBJECTS}> "${bundled}" ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES LINK_DEPENDS "${arg_EXPORTS}" LINKER_LANGUAGE CXX)
   target_compile_features(${name} PRIVATE cxx_std_20)

@@ -7,7 +7,7 @@ option(FERRY_PYTHON_STABLE_ABI "With FERRY_PYTHON_FROM: the module of Python's s
 set(FERRY_PYTHON_NOTICES "" CACHE PATH
     "With FERRY_PYTHON_FROM: a folder with NOTICES and sbom.json; makes a whole wheel, with the program")
 # scikit-build-core cannot install the contents of a folder beside the package.
-set(ferry_beside "${PROJECT_SOURCE_DIR}/bindings/python/beside")
+set(ferry_beside "${PROJECT_SOURCE_DIR}/python/beside")
 install(FILES "${ferry_beside}/_tensorferry_nanovllm.py" "${ferry_beside}/tensorferry_nanovllm.pth"
         DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 if(NOT FERRY_PYTHON_FROM)

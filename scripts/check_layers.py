@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Checks the rules about the source tree that no compiler knows.
 
-usage: check_layers.py [--part] [SOURCE_ROOT]     (the folder that holds ferry/ and bindings/; default:
-                                                   this checkout)
+usage: check_layers.py [--part | --draw] [SOURCE_ROOT]     (the folder that holds ferry/, plugins/, python/ and
+                                                            tools/; default: this checkout)
 
-A rule that no file of the tree needs is a violation, except with --part, for a tree of some files. Prints
-one line per violation and exits 1 if there is any.
+A rule that no file of the tree needs is a violation, except with --part, for a tree of some files. So is a
+picture in docs/architecture.md that does not show the includes; --draw draws it anew. Prints one line per
+violation and exits 1 if there is any.
 """
 import pathlib
 import re
@@ -59,22 +60,22 @@ ALLOWED = {
     "tcpx/unpack": {"core", "cuda", "cuda/prim", "copy"},
     **{"transfer" + room: {*below.split(), *("transfer/" + name for name in rooms.split())}
        for room, (below, rooms) in TRANSFER_ROOMS.items()},
-    "bindings/python": {"core", "cuda", "transfer", "kernels"},
-    "bindings/nccl_net": {"core", "net", "net/nccl_abi", "session"},
-    "bindings/nixl": {"core", "copy", "transfer"},
+    "python": {"core", "cuda", "transfer", "kernels"},
+    "plugins/nccl": {"core", "net", "net/nccl_abi", "session"},
+    "plugins/nixl": {"core", "copy", "transfer"},
     "tools/support": {"core", "cuda", "net", "tcpx", "transfer"},
     **{"tools" + room: {"tools/support", *below} for room, below in TOOLS.items()},
 }
 DEVICE_SUFFIXES = {".cu", ".cuh"}
 SUFFIXES = {".h", ".cc"} | DEVICE_SUFFIXES
-SOURCES = ("ferry", "bindings")
+SOURCES = ("ferry", "plugins", "python", "tools")
 
 CAST_LAYERS = {"cuda/prim", "cuda", "net/tcp"}
 COMMENT_REACH = 3  # lines above, for the rules that ask for a comment
 
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 # The compiler finds files of ours between angle brackets, too; the checks of includes know only quotes.
-BRACKETS = re.compile(r"\s*#\s*include\s*<((?:ferry|bindings|tests|standin)/[^>]+)>")
+BRACKETS = re.compile(r"\s*#\s*include\s*<((?:ferry|plugins|python|tools|tests|standin)/[^>]+)>")
 ASM = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile\b|__volatile__\b|goto\b)?\s*\(")
 CAST = re.compile(r"\breinterpret_cast\s*<")
 SHARED = re.compile(r"\bshared_ptr<.*>\s+\w+\s*(?:;|=|\{)")
@@ -197,14 +198,23 @@ def check_tree(root):
             yield f"{file.relative_to(root)}:{number}: {message}"
 
 
-def check_tables(root):
-    """Yields a message for each rule of the tables that no file of the tree needs."""
-    used = {(path, named(pathlib.PurePosixPath(match.group(1))))
+def includes_of(root):
+    """{(file, included file)} as layers have them, of what is not a test."""
+    return {(path, named(pathlib.PurePosixPath(match.group(1))))
             for file, path in sources(root) if not is_test(path)
             for match in map(INCLUDE.match, file.read_text(encoding="utf-8").splitlines()) if match}
+
+
+def arrows_of(used):
+    return {(layer_of(path), layer_of(target)) for path, target in used
+            if (path.as_posix(), target.as_posix()) not in EXCEPTIONS}
+
+
+def check_tables(root):
+    """Yields a message for each rule of the tables that no file of the tree needs."""
+    used = includes_of(root)
     pairs = {(path.as_posix(), target.as_posix()) for path, target in used}
-    arrows = {(layer_of(path), layer_of(target)) for path, target in used
-              if (path.as_posix(), target.as_posix()) not in EXCEPTIONS}
+    arrows = arrows_of(used)
     for layer, below in ALLOWED.items():
         for other in sorted(below):
             if (layer, other) not in arrows:
@@ -215,14 +225,74 @@ def check_tables(root):
         yield f"TRANSFER_VALUES: no room of transfer includes {value}: remove it"
 
 
+def room_of(layer):
+    """The room of the picture: one of all tools, and one of transfer."""
+    first = layer.split("/")[0]
+    return first if first in ("tools", "transfer") else layer
+
+
+def picture(arrows):
+    """A line for each room, a floor above those that it includes, without arrows that others imply."""
+    return floors({(a, b) for a, b in ((room_of(a), room_of(b)) for a, b in arrows if a) if a != b})
+
+
+def inner_picture(arrows):
+    """The same of the rooms within transfer."""
+    inside = [(a, b) for a, b in arrows if a.startswith("transfer") and b.startswith("transfer/")]
+    return floors({(a.partition("/")[2] or "the public handles", b.partition("/")[2]) for a, b in inside if a != b})
+
+
+def floors(arrows):
+    below = {room: {b for a, b in arrows if a == room} for arrow in arrows for room in arrow}
+    reached = {}
+
+    def reach(room):
+        if room not in reached:
+            reached[room] = below[room].union(*map(reach, below[room]))
+        return reached[room]
+
+    def floor(room):
+        return 1 + max(map(floor, below[room]), default=-1)
+
+    width = max(map(len, below))
+    lines, last = [], None
+    for room in sorted(below, key=lambda room: (-floor(room), room)):
+        direct = sorted(other for other in below[room] if not any(other in reach(b) for b in below[room]))
+        number = "" if floor(room) == last else str(floor(room))
+        last = floor(room)
+        lines.append(f"{number:>2}  {room:{width}}{'  ──▶  ' if direct else ''}{', '.join(direct)}".rstrip())
+    return "\n".join(lines)
+
+
+BLOCK = re.compile(r"(<!-- drawn by scripts/check_layers\.py --draw: (\w+) -->\n```text\n).*?(\n```)", re.DOTALL)
+
+
+def drawn(text, arrows):
+    pictures = {"rooms": picture, "transfer": inner_picture}
+    return BLOCK.sub(lambda block: block[1] + pictures[block[2]](arrows) + block[3], text)
+
+
+def check_picture(root, draw=False):
+    page = root / "docs" / "architecture.md"
+    if not page.is_file():
+        return
+    text = page.read_text(encoding="utf-8")
+    anew = drawn(text, arrows_of(includes_of(root)))
+    if draw:
+        page.write_text(anew, encoding="utf-8")
+    elif text != anew or len(BLOCK.findall(text)) != 2:
+        yield "docs/architecture.md: its pictures do not show the includes: run scripts/check_layers.py --draw"
+
+
 def main():
     default = pathlib.Path(__file__).resolve().parent.parent
-    part = sys.argv[1:2] == ["--part"]
-    arguments = sys.argv[2 if part else 1:]
+    option = sys.argv[1] if sys.argv[1:2] in (["--part"], ["--draw"]) else ""
+    arguments = sys.argv[2 if option else 1:]
     root = pathlib.Path(arguments[0]) if arguments else default
     if not any((root / folder).is_dir() for folder in SOURCES):
         sys.exit(f"check_layers.py: no ferry/ in {root}")
-    violations = [*check_tree(root), *([] if part else check_tables(root))]
+    whole = [] if option == "--part" else [*check_tables(root), *check_picture(root, option == "--draw")]
+    violations = [*check_tree(root), *whole]
     for violation in violations:
         print(violation)
     sys.exit(1 if violations else 0)

@@ -16,7 +16,7 @@ HOST = "cmake/public_headers.txt"
 DEVICE = "cmake/public_device_headers.txt"
 # In the build folder. What ferry/kernels.h includes, cmake/FerryKernelsHeader.cmake says.
 GENERATED = {"ferry/core/version.h", "ferry/kernels.h"}
-INCLUDE = re.compile(r'^\s*#\s*include\s+"((?:ferry|bindings)/[^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s+"((?:ferry|plugins|python|tools)/[^"]+)"', re.MULTILINE)
 
 
 def read_list(path):

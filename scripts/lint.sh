@@ -16,7 +16,7 @@ require() {
 }
 
 folders=()
-for folder in ferry bindings packaging standin tests bench; do
+for folder in ferry plugins python tools packaging standin tests bench; do
   if [[ -d $folder ]]; then folders+=("$folder"); fi
 done
 

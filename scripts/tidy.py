@@ -25,17 +25,17 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "scripts" / "tidy_clean.txt"
-FOLDERS = ("ferry", "bindings", "packaging", "standin", "tests", "bench")
+FOLDERS = ("ferry", "plugins", "python", "tools", "packaging", "standin", "tests", "bench")
 LEFT_OUT = re.compile(r"tests/(consumer|options)/|examples/cpp/")
 # Folders that are compiled only where their packages are, and what the database has then.
-OPTIONAL = {"ferry/cuda/real/": "layers/cuda/real/", "bindings/python/": "layers/python/"}
+OPTIONAL = {"ferry/cuda/real/": "layers/cuda/real/", "python/": "layers/python/"}
 # Files that cannot share a unit with others: linux/tcp.h excludes netinet/tcp.h, each fuzzer has an
 # entry point of the same name, as each toy and a benchmark have, and sources of fmt's and spdlog's
 # exclude their headers.
 # Two test programs have helpers of the same names as others in their folder.
 ALONE = {"tests/cli/transfer_safety_test.cc", "tests/peer_failure/peer_late_read_test.cc",
          "ferry/net/tcp/path_stats.cc", "ferry/tcpx/tests/toy_plugin.cc",
-         "bindings/nccl_net/bundled.cc", "bindings/nccl_net/tests/nccl_net_bench.cc"}
+         "plugins/nccl/bundled.cc", "plugins/nccl/tests/nccl_net_bench.cc"}
 # Over a third of the time of all.
 SLOW = ("performance-unnecessary-value-param", "bugprone-reserved-identifier", "bugprone-stringview-nullptr")
 FLAGS_WITH_A_WORD = {"-I", "-D", "-U", "-isystem", "-include"}

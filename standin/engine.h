@@ -7,8 +7,8 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "standin/memory.h"
-#include "standin/pool.h"
+#include "standin/memory/memory.h"
+#include "standin/memory/pool.h"
 #include "standin/report.h"
 #include "standin/settings.h"
 

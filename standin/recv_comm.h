@@ -4,8 +4,8 @@
 #include <random>
 
 #include "standin/comm.h"
-#include "standin/fragments.h"
-#include "standin/pool.h"
+#include "standin/memory/fragments.h"
+#include "standin/memory/pool.h"
 
 namespace ferry::standin {
 

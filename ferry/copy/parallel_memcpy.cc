@@ -8,7 +8,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/deadline.h"
-#include "ferry/core/thread.h"
+#include "ferry/core/loop/thread.h"
 #include "ferry/core/units.h"
 
 namespace ferry {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/cuda/testing/conformance.h"
 #include "ferry/cuda/testing/forwarding_devices.h"
 

@@ -15,7 +15,7 @@
 #include <system_error>
 
 #include "ferry/core/fork.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #ifdef FERRY_HAVE_CUDA
 #include "ferry/cuda/real/factory.h"
 #endif

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/cuda/testing/conformance.h"
 
 namespace ferry::cuda {

@@ -2,7 +2,7 @@
 #pragma once
 #include <utility>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/net/admission.h"
 

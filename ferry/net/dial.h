@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/net/candidates.h"
 #include "ferry/net/provider.h"

@@ -13,7 +13,7 @@
 
 #include "ferry/core/config.h"
 #include "ferry/core/deadline.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
 #include "ferry/net/lane_info.h"
@@ -26,7 +26,7 @@
 // Every lane belongs to one EventLoop at a time; all its methods and callbacks run there.
 namespace ferry::net {
 
-struct ProcessHint;  // ferry/net/socket_owner.h
+struct ProcessHint;  // ferry/net/machine/socket_owner.h
 
 inline constexpr std::size_t kMaxMetaBytes = 64 * 1024;
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 32;

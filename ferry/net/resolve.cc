@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "ferry/core/fork.h"
-#include "ferry/core/thread.h"
+#include "ferry/core/loop/thread.h"
 
 namespace ferry::net {
 namespace {

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/address.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/net/provider.h"
-#include "ferry/net/socket_owner.h"
 #include "ferry/session/exchange.h"
 #include "ferry/session/state.h"
 #include "ferry/session/wire.h"

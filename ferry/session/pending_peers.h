@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/accept_gate.h"
 #include "ferry/net/admission.h"
 #include "ferry/net/provider.h"

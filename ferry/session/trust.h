@@ -3,8 +3,8 @@
 #include <string>
 
 #include "ferry/core/result.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/net/provider.h"
-#include "ferry/net/socket_owner.h"
 #include "ferry/session/handshake.h"
 
 namespace ferry::session {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/net/machine_view.h"
+#include "ferry/net/machine/machine_view.h"
 
 namespace ferry::tcpx {
 

@@ -16,11 +16,11 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/net/tcp/lane.h"
-#include "ferry/net/tcp/tls_failure.h"
+#include "ferry/net/tcp/tls/failure.h"
 #include "tests/fuzz/script.h"
 
 namespace ferry::fuzz {

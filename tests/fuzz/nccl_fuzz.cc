@@ -5,9 +5,9 @@
 #include <array>
 #include <cstring>
 
-#include "bindings/nccl_net/rank.h"
-#include "bindings/nccl_net/wire.h"
 #include "ferry/core/check.h"
+#include "plugins/nccl/rank.h"
+#include "plugins/nccl/wire.h"
 #include "tests/fuzz/script.h"
 
 namespace ferry::fuzz {

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "bindings/nixl/wire.h"
 #include "ferry/core/check.h"
+#include "plugins/nixl/peers/wire.h"
 #include "tests/fuzz/script.h"
 
 namespace ferry::fuzz {

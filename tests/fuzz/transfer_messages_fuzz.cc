@@ -5,9 +5,9 @@
 #include <string>
 
 #include "ferry/core/check.h"
-#include "ferry/tools/support/json.h"
-#include "ferry/tools/transfer/messages.h"
 #include "tests/fuzz/script.h"
+#include "tools/support/json.h"
+#include "tools/transfer/messages.h"
 
 namespace ferry::fuzz {
 namespace {

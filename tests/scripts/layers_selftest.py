@@ -72,19 +72,39 @@ class CheckLayers(unittest.TestCase):
         lane = '#include "ferry/net/tcp/lane.h"\n'
         self.assertIn("net may not include", self.check("ferry/net/builtin.cc", lane))
 
-    def test_bindings_include_what_is_below_them_and_nobody_includes_bindings(self):
-        own = '#include "bindings/nccl_net/wire.h"\n'
+    def test_plugins_include_what_is_below_them_and_nobody_includes_plugins(self):
+        own = '#include "plugins/nccl/wire.h"\n'
         provider = '#include "ferry/net/provider.h"\n'
-        self.assertEqual(self.check("bindings/nccl_net/a.cc", own + provider), "")
-        out = self.check("bindings/nccl_net/a.cc", '#include "ferry/transfer/endpoint.h"\n')
-        self.assertIn("bindings/nccl_net/a.cc:1: bindings/nccl_net may not include", out)
-        self.assertIn("net may not include bindings/", self.check("ferry/net/a.cc", own))
-        self.assertIn("'bindings' is not a layer", self.check("bindings/other/a.cc", ""))
+        self.assertEqual(self.check("plugins/nccl/a.cc", own + provider), "")
+        out = self.check("plugins/nccl/a.cc", '#include "ferry/transfer/endpoint.h"\n')
+        self.assertIn("plugins/nccl/a.cc:1: plugins/nccl may not include", out)
+        self.assertIn("net may not include plugins/", self.check("ferry/net/a.cc", own))
+        self.assertIn("'plugins' is not a layer", self.check("plugins/other/a.cc", ""))
 
     def test_prim_is_for_device_code_only(self):
         prim = '#include "ferry/cuda/prim/ldst.cuh"\n'
         self.assertEqual(self.check("ferry/copy/kernel.cu", prim), "")
         self.assertIn("copy may not include", self.check("ferry/copy/host.cc", prim))
+
+    def test_a_picture_that_shows_other_includes_is_a_violation_until_it_is_drawn_anew(self):
+        module = rules(ALLOWED={"core": set(), "net": {"core"}, "transfer": {"net"}, "transfer/lane": {"core"}})
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for path, included in (("core/fd.cc", "core/fd.h"), ("net/a.cc", "core/fd.h"),
+                                   ("transfer/a.cc", "net/a.h"), ("transfer/b.cc", "transfer/lane/b.h")):
+                file = root / "ferry" / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(f'#include "ferry/{included}"\n', encoding="utf-8")
+            page = root / "docs" / "architecture.md"
+            page.parent.mkdir()
+            page.write_text("".join(f"<!-- drawn by scripts/check_layers.py --draw: {name} -->\n```text\nold\n```\n"
+                                    for name in ("rooms", "transfer")), encoding="utf-8")
+            self.assertIn("do not show the includes", "".join(module.check_picture(root)))
+            self.assertEqual(list(module.check_picture(root, draw=True)), [])
+            self.assertEqual(list(module.check_picture(root)), [])
+            text = page.read_text(encoding="utf-8")
+        self.assertIn(" 2  transfer  ──▶  net\n 1  net       ──▶  core\n 0  core\n", text)
+        self.assertIn(" 1  the public handles  ──▶  lane\n 0  lane\n", text)
 
     def test_an_op_knows_what_all_share_and_no_other_op(self):
         own = '#include "ferry/kernels/rope/rope.h"\n#include "ferry/kernels/tensor.h"\n'

@@ -70,7 +70,7 @@ def apply(into):
 
 def is_compiled(path):
     """What a recipe adds, and the sources that it changes; not tests, nor what needs Python's headers."""
-    return path.endswith(".cc") and not path.startswith(("bindings/", "tests/")) and (
+    return path.endswith(".cc") and not path.startswith(("plugins/", "python/", "tests/")) and (
         not path.endswith("_test.cc") or not (ROOT / path).exists())
 
 

@@ -61,7 +61,7 @@ class Running(unittest.TestCase):
         self.assertIn(f"{self.checkout}\n", ended.stdout)  # what the tests are told
 
     def test_tests_that_were_all_skipped_did_not_run(self):
-        whole = '<testcase classname="" name="bindings.python.tests.test_nanovllm">{}</testcase>'
+        whole = '<testcase classname="" name="python.tests.test_nanovllm">{}</testcase>'
         for cases in (ONE.format(SKIPPED) + ALONE, whole.format(SKIPPED) + ALONE):
             ended = self.run_script(self.checkout, cases=cases)
             self.assertEqual(ended.returncode, 1, ended.stdout)

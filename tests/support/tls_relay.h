@@ -14,7 +14,7 @@
 #include "ferry/core/fd.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
-#include "ferry/net/tcp/tls_context.h"
+#include "ferry/net/tcp/tls/context.h"
 
 namespace ferry::tests {
 

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <memory>
 
-#include "ferry/core/event_loop.h"
 #include "ferry/core/function_ref.h"
+#include "ferry/core/loop/event_loop.h"
 
 // For tests of loops and of objects that live on them.
 namespace ferry {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ferry/cuda/device_api.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 
 // Devices for test suites that run on simulated devices everywhere, and on GPUs where there are
 // any:

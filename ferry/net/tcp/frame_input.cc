@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ferry/net/tcp/frame_prefix.h"
-#include "ferry/net/tcp/tls_failure.h"
+#include "ferry/net/tcp/tls/failure.h"
 
 namespace ferry::net::tcp {
 namespace {

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "ferry/net/egress.h"
+#include "ferry/net/machine/egress.h"
 #include "ferry/net/tcp/socket_options.h"
 
 namespace ferry::net::tcp {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "ferry/core/fd.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/net/provider.h"
-#include "ferry/net/socket_owner.h"
 #include "ferry/net/tcp/byte_stream.h"
 #include "ferry/net/tcp/frame_input.h"
 #include "ferry/net/tcp/send_queue.h"

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "ferry/core/units.h"
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/net/testing/raw_peer.h"

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-#include "ferry/net/netlink.h"
+#include "ferry/net/machine/netlink.h"
 
 namespace ferry::net::tcp {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 #include <memory>
 
-#include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/net/provider.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ferry/core/fd.h"
-#include "ferry/net/local_addresses.h"
+#include "ferry/net/machine/local_addresses.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 

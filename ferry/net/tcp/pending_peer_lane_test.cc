@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/frame_prefix.h"
 #include "ferry/net/testing/lane_end.h"

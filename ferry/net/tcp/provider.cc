@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "ferry/core/log_limiter.h"
-#include "ferry/net/interface_table.h"
+#include "ferry/net/machine/interface_table.h"
 #include "ferry/net/resolve.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/tcp/lane.h"
 #include "ferry/net/tcp/link_monitor.h"
 #include "ferry/net/tcp/socket_options.h"
-#include "ferry/net/tcp/tls_acceptor.h"
-#include "ferry/net/tcp/tls_context.h"
-#include "ferry/net/tcp/tls_handshake.h"
+#include "ferry/net/tcp/tls/acceptor.h"
+#include "ferry/net/tcp/tls/context.h"
+#include "ferry/net/tcp/tls/handshake.h"
 
 namespace ferry::net::tcp {
 namespace {

@@ -6,7 +6,7 @@
 #include "ferry/core/fd.h"
 #include "ferry/core/result.h"
 #include "ferry/net/address.h"
-#include "ferry/net/interface_table.h"
+#include "ferry/net/machine/interface_table.h"
 #include "ferry/net/provider.h"
 
 namespace ferry::net::tcp {

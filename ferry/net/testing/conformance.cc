@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 
 namespace ferry::net {
 namespace {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/testing/fake_provider.h"
 
 namespace ferry::net {

@@ -15,7 +15,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/fork.h"
 #include "ferry/core/log_limiter.h"
-#include "ferry/core/thread.h"
+#include "ferry/core/loop/thread.h"
 
 namespace ferry::tcpx {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "ferry/core/deadline.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/core/secret.h"
 #include "ferry/core/unique_function.h"

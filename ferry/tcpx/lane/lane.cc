@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/core/edges.h"
+#include "ferry/core/loop/edges.h"
 
 namespace ferry::tcpx {
 namespace {

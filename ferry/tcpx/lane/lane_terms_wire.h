@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "ferry/core/result.h"
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/session/wire.h"
 #include "ferry/tcpx/host/comm.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/tcpx/factory.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/tcpx/tests/testing/nccl_plugin_file.h"
 #include "ferry/tcpx/tests/testing/standin.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/net/tcp/factory.h"
 #include "ferry/net/testing/lane_end.h"
 #include "ferry/tcpx/factory.h"

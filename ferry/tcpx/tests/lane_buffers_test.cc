@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::tcpx {

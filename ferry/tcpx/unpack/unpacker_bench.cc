@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ferry/copy/testing/copy_bed.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/tcpx/unpack/testing/scatter.h"
 #include "ferry/tcpx/unpack/unpacker.h"
 

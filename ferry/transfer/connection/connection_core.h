@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"
 #include "ferry/transfer/connection/lane_monitor.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/stats/connection_stats.h"

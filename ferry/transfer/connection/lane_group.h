@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/lane/lane_engine.h"
 #include "ferry/transfer/lane/lane_site.h"

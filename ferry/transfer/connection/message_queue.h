@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/number_map.h"
 #include "ferry/core/result.h"
 #include "ferry/core/seeded_hash.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/number_map.h"
 #include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"

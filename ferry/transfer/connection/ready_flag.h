@@ -1,7 +1,7 @@
 // A queue's side of a Readiness.
 #pragma once
-#include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/readiness.h"
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/session/pending_peers.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "ferry/core/log.h"
-#include "ferry/net/local_addresses.h"
+#include "ferry/net/machine/local_addresses.h"
 #include "ferry/transfer/endpoint/acceptor.h"
 #include "ferry/transfer/endpoint/dialer.h"
 #include "ferry/transfer/handshake/endpoint_address.h"

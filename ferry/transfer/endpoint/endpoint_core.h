@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/random.h"
 #include "ferry/net/provider.h"
 #include "ferry/net/resolve.h"

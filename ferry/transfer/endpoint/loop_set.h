@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 
 namespace ferry::transfer {

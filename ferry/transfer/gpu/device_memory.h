@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "ferry/core/background_tasks.h"
 #include "ferry/core/config.h"
+#include "ferry/core/loop/background_tasks.h"
 #include "ferry/core/result.h"
 #include "ferry/cuda/device_api.h"
 #include "ferry/transfer/gpu/stager.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/transfer/testing/device_mirror.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 #include "ferry/transfer/testing/raw_peer.h"

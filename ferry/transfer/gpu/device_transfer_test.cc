@@ -14,7 +14,7 @@
 
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/transfer/gpu/staged_copy.h"
 #include "ferry/transfer/gpu/stager.h"

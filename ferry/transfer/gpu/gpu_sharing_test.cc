@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/net/testing/fault_proxy.h"
 #include "ferry/transfer/gpu/stager.h"
 #include "ferry/transfer/testing/device_mirror.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/handshake/wire.h"
 #include "ferry/transfer/memory/held_memory.h"

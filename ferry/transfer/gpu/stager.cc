@@ -10,7 +10,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/log.h"
-#include "ferry/core/thread.h"
+#include "ferry/core/loop/thread.h"
 #include "ferry/core/trace.h"
 #include "ferry/cuda/address.h"
 #include "ferry/cuda/profile_range.h"

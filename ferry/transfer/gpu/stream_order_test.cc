@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ferry/cuda/open_devices.h"
-#include "ferry/cuda/simulated_devices.h"
+#include "ferry/cuda/simulated/devices.h"
 #include "ferry/cuda/testing/conformance.h"
 #include "ferry/transfer/gpu/stream_wait.h"
 #include "ferry/transfer/testing/any_options.h"

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "ferry/core/thread.h"
+#include "ferry/core/loop/thread.h"
 #include "ferry/cuda/open_devices.h"
 
 namespace ferry::transfer {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/session/wire.h"
 #include "ferry/transfer/region.h"
 

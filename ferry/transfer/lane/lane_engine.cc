@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "ferry/core/check.h"
-#include "ferry/core/edges.h"
 #include "ferry/core/log.h"
+#include "ferry/core/loop/edges.h"
 #include "ferry/core/units.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
 #include "ferry/transfer/handshake/parked_lane.h"

@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/handshake/lane_progress.h"
 #include "ferry/transfer/handshake/wire.h"
-#include "ferry/transfer/lane/frame_receiver.h"
-#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/frames/frame_receiver.h"
+#include "ferry/transfer/lane/frames/frame_sender.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/lane_staging.h"
 #include "ferry/transfer/lane/slice_sender.h"

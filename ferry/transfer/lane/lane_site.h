@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/core/units.h"

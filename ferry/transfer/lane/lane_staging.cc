@@ -10,7 +10,7 @@
 #include "ferry/core/log.h"
 #include "ferry/cuda/address.h"
 #include "ferry/transfer/handshake/wire.h"
-#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/frames/frame_sender.h"
 
 namespace ferry::transfer {
 

@@ -13,7 +13,7 @@
 
 #include "ferry/copy/block_list.h"
 #include "ferry/core/deadline.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/unique_function.h"
 #include "ferry/transfer/gpu/staged_copy.h"
 #include "ferry/transfer/gpu/stager.h"

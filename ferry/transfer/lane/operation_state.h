@@ -11,8 +11,8 @@
 
 #include "ferry/core/check.h"
 #include "ferry/core/deadline.h"
-#include "ferry/core/event_loop.h"
 #include "ferry/core/fd.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/result.h"
 #include "ferry/transfer/gpu/stream_wait.h"
 #include "ferry/transfer/memory/plan.h"

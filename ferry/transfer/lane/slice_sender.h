@@ -13,7 +13,7 @@
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/result.h"
-#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/frames/frame_sender.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/lane_staging.h"
 #include "ferry/transfer/lane/operation_state.h"

@@ -13,7 +13,7 @@
 
 #include "ferry/core/deadline.h"
 #include "ferry/core/fork.h"
-#include "ferry/core/gate.h"
+#include "ferry/core/loop/gate.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
 #include "ferry/core/seeded_hash.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/core/deadline.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/provider.h"
 #include "ferry/transfer/recovery/recovery_host.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/core/random.h"
 #include "ferry/core/secret.h"
 #include "ferry/core/unique_function.h"

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ferry/core/config.h"
-#include "ferry/core/event_loop.h"
+#include "ferry/core/loop/event_loop.h"
 #include "ferry/net/provider.h"
-#include "ferry/transfer/lane/frame_sender.h"
+#include "ferry/transfer/lane/frames/frame_sender.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/memory/plan.h"
 #include "ferry/transfer/testing/linked_endpoints.h"

@@ -12,7 +12,7 @@
 #include "ferry/core/deadline.h"
 #include "ferry/core/fd.h"
 #include "ferry/core/random.h"
-#include "ferry/net/socket_owner.h"
+#include "ferry/net/machine/socket_owner.h"
 #include "ferry/transfer/handshake/wire.h"
 
 // A scripted peer made of plain system calls. It sends frames that no lane of the engine would
@@ -97,7 +97,7 @@ class RawLane {
   // Acknowledges all sequenced frames received so far, in this and every later frame.
   bool AckAll();
   std::uint32_t sequenced() const noexcept { return sequenced_; }
-  // From now on this process says that the socket is its own (net/socket_owner.h).
+  // From now on this process says that the socket is its own (net/machine/socket_owner.h).
   void List() { listed_ = std::make_unique<net::ListedSocket>(fd_.get()); }
   // Blocks until this many bytes are here to be read, and leaves them.
   void AwaitInput(int bytes);

@@ -1,0 +1,28 @@
+// The plugin's table for version 8.
+#include "ferry/net/nccl_abi/abi_v8.h"
+#include "plugins/nccl/table/table_forms.h"
+
+extern "C" {
+// NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
+__attribute__((visibility("default"))) ferry::net::nccl_abi::TableV8 ncclNetPlugin_v8 = {
+    .name = ferry::nccl_net::kPluginName,
+    .init = ferry::nccl_net::InitUntuned,
+    .devices = ferry::nccl_net::Devices,
+    .get_properties = ferry::nccl_net::GetPropertiesAs,
+    .listen = ferry::nccl_net::ListenInProcess,
+    .connect = ferry::nccl_net::ConnectInProcess,
+    .accept = ferry::nccl_net::AcceptWithHandle,
+    .reg_mr = ferry::nccl_net::RegMr,
+    .reg_mr_dma_buf = nullptr,
+    .dereg_mr = ferry::nccl_net::DeregMr,
+    .isend = ferry::nccl_net::IsendOf<int>,
+    .irecv = ferry::nccl_net::IrecvOf<int>,
+    .iflush = ferry::nccl_net::IflushOfGroup,
+    .test = ferry::nccl_net::Test,
+    .close_send = ferry::nccl_net::CloseSend,
+    .close_recv = ferry::nccl_net::CloseRecv,
+    .close_listen = ferry::nccl_net::CloseListen,
+    .get_device_mr = nullptr,
+    .irecv_consumed = nullptr,
+};
+}
