@@ -32,7 +32,7 @@ TRANSFER_ROOMS = {
     "/stats": ("core net", ""),
     "/recovery": ("core net session", "handshake stats"),
     "/lane": ("core cuda copy net", "handshake memory gpu"),
-    "/connection": ("core cuda net session", "handshake memory gpu stats recovery lane"),
+    "/connection": ("core net session", "handshake memory gpu stats recovery lane"),
     "/endpoint": ("core net session", "handshake memory gpu stats recovery lane connection"),
 }
 TRANSFER_VALUES = {"transfer/" + name for name in ("counters.h", "operation_kind.h", "options.h", "path.h",

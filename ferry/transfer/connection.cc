@@ -228,7 +228,7 @@ Result<Operation> Connection::Submit(std::shared_ptr<OperationState> state,
                              "(FERRY_MAX_OPERATIONS); wait for some to end",
                              core_->operations().in_flight(), core_->peer_name()));
   }
-  if (core_->lost()) return core_->LostError();
+  if (core_->lost()) return core_->state().error();
   cuda::Event mark;
   if (after) {
     FERRY_TRY_ASSIGN(mark, endpoint_->stream_watch().Mark(*after));
@@ -382,13 +382,13 @@ Result<std::vector<std::byte>> Connection::TakeNotification(Deadline deadline) {
   bool taken = false;
   const auto ready = [&] {
     // Not lost(): after one lane is lost, others may still bring notifications.
-    const bool closed = core_->closed();
+    const bool closed = core_->state().closed();
     taken = taken || core_->notifications().Take(&bytes);
     return taken || closed;
   };
   (void)core_->home()->DriveUntil(ready, deadline, core_->config().spin);
   if (taken) return bytes;
-  if (core_->closed()) return core_->LostError();
+  if (core_->state().closed()) return core_->state().error();
   return Error(Code::kTimedOut, fmt::format("no notification arrived from {} before the deadline; "
                                             "wait longer, or check that the peer sends one",
                                             core_->peer_name()));
@@ -425,7 +425,7 @@ void Connection::Close() {
   if (core_.forked()) return;
   core_->Close(Error(Code::kCancelled, fmt::format("the connection to {} was closed by this side",
                                                    core_->peer_name())));
-  (void)core_->home()->DriveUntil([this] { return core_->closed(); }, Deadline::Never(),
+  (void)core_->home()->DriveUntil([this] { return core_->state().closed(); }, Deadline::Never(),
                                   microseconds(0));
 }
 

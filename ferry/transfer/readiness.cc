@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "ferry/transfer/connection/ready_flag.h"
+#include "ferry/transfer/lane/ready_flag.h"
 
 namespace ferry::transfer {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/lane/message_queue.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 // Cost of one operation while `n` others are in flight: CPU time of the whole process, divided by

@@ -15,8 +15,8 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
               [this](const Error& error) { FailNow(error); }),
       monitor_(&common_, &lanes_),
       operations_(&common_, &lanes_, &monitor_, &messages_),
-      messages_(&common_.context, common_.home, &operations_),
-      lanes_(common_.context, this, &messages_, loops),
+      messages_(&common_.context, common_.home),
+      lanes_(common_.context, this, loops),
       open_lanes_(loops.size()) {}
 
 ConnectionCore::~ConnectionCore() = default;
@@ -27,6 +27,8 @@ LaneContext ConnectionCore::ContextFor(RegionTable* regions, std::size_t lanes) 
   context.memory = &memory_;
   context.sharing = &sharing_;
   context.shares = &shares_;
+  context.operations = &operations_;
+  context.messages = &messages_;
   context.connection = this;
   context.peer = peer_.endpoint;
   context.process = peer_.process;
@@ -46,15 +48,15 @@ ConnectionCounters ConnectionCore::Counters() const {
   ConnectionCounters counters;
   counters.peer = peer_name();
   counters.endpoint = peer_.endpoint.ToString();
-  counters.called = called();
+  counters.called = monitor_.called();
   counters.lost = lost();
   counters.held_bytes = memory_.held();
   // The lanes may have no record yet, while the connection is brought up.
   counters.lanes = monitor_.records().Counters();
   for (std::size_t i = 0; i < counters.lanes.size(); ++i) {
     counters.lanes[i].up = counters.lanes[i].up && !counters.lost;
-    counters.lanes[i].traffic = lane(i).Traffic();
-    counters.lanes[i].rate = lane(i).rate();
+    counters.lanes[i].traffic = lanes_.lane(i).Traffic();
+    counters.lanes[i].rate = lanes_.lane(i).rate();
   }
   counters.traffic = common_.stats.Traffic();
   counters.traffic.lanes = lanes_.Traffic();
@@ -108,7 +110,7 @@ void ConnectionCore::LaneFrozen(std::uint32_t index, bool was_heard) {
   home()->Post([self = shared_from_this(), index, was_heard] {
     self->SetLaneDown(index);
     self->monitor_.OnFrozen(index, was_heard);
-    if (self->lost()) self->FailIfAllDown(self->LostError());
+    if (self->lost()) self->FailIfAllDown(self->state().error());
   });
 }
 
@@ -199,7 +201,7 @@ void ConnectionCore::FailNow(const Error& cause) {
   if (common_.state.starting()) return common_.state.FailAtStart(cause);
   MarkLost(cause);
   common_.state.End();
-  const Error error = LostError();
+  const Error error = state().error();
   if (last_words_timer_ != 0) home()->CancelTimerOnLoop(std::exchange(last_words_timer_, 0));
   monitor_.Stop();
   // The lanes go on until they are closed: a message that still arrives finds no receive.
@@ -229,10 +231,10 @@ void ConnectionCore::OnLaneClosed() {
 void ConnectionCore::OnClosed() {
   messages_.Close();
   sharing_.EndOnLoop();
-  operations_.Close(LostError());
+  operations_.Close(state().error());
   // Peers come and go: a warning only if operations of this side failed because of it.
   if (const auto events = common_.state.unlogged()) {
-    common_.stats.LogLoss(LostError(), !common_.stats.loss_hurt(), *events);
+    common_.stats.LogLoss(state().error(), !common_.stats.loss_hurt(), *events);
   }
   common_.state.Close();
   notifications().Close();

@@ -13,13 +13,13 @@
 #include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"
 #include "ferry/transfer/connection/lane_monitor.h"
-#include "ferry/transfer/connection/message_queue.h"
 #include "ferry/transfer/connection/operation_runner.h"
 #include "ferry/transfer/counters.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
 #include "ferry/transfer/gpu/sharing_host.h"
 #include "ferry/transfer/lane/lane_engine.h"
 #include "ferry/transfer/lane/lane_site.h"
+#include "ferry/transfer/lane/message_queue.h"
 #include "ferry/transfer/memory/held_memory.h"
 #include "ferry/transfer/memory/region_table.h"
 
@@ -65,21 +65,17 @@ class ConnectionCore final : public SharingHost,
   OperationRunner& operations() noexcept { return operations_; }
   NotificationQueue& notifications() noexcept { return messages_.notifications(); }
   LaneMonitor& monitor() noexcept { return monitor_; }
+  const LaneMonitor& monitor() const noexcept { return monitor_; }
   const ConnectionStats& stats() const noexcept { return common_.stats; }
   GpuSharing& sharing() noexcept { return sharing_; }
-  std::size_t lanes() const noexcept { return lanes_.size(); }
+  const LaneGroup& lanes() const noexcept { return lanes_; }
   std::size_t bulk_lanes() const noexcept { return common_.context.bulk_lanes; }
-  LaneEngine& lane(std::size_t index) const noexcept { return lanes_.lane(index); }
+  const ConnectionState& state() const noexcept { return common_.state; }
 
   // ---- Any thread.
   bool checksums() const noexcept { return peer_.checksums; }
-  // Whether this side dialed.
-  bool called() const noexcept { return monitor_.called(); }
   // Otherwise than by this side's wish.
-  bool was_lost() const { return lost() && LostError().code() != Code::kCancelled; }
-  Error LostError() const { return common_.state.error(); }
-  // True once no lane touches memory any more.
-  bool closed() const noexcept { return common_.state.closed(); }
+  bool was_lost() const { return lost() && state().error().code() != Code::kCancelled; }
   // As Fail(), by this side's own wish: the peer is told first what has been done for it, so that
   // nothing of its fails that is in place here.
   void Close(const Error& error);
@@ -130,10 +126,6 @@ class ConnectionCore final : public SharingHost,
   void SetLanePath(std::uint32_t index, const net::PathStats& path) override {
     monitor_.records().SetPath(index, path);
   }
-  void PostRoundDone(const OperationRef& operation) override {
-    operations_.PostRoundDone(operation);
-  }
-  void DealAgain(const OperationRef& operation) override { operations_.DealAgain(operation); }
   void CountRefusal(const Error& error) override { common_.stats.CountRefusal(error); }
   void CountMismatch() override { common_.stats.CountMismatch(); }
 

@@ -5,12 +5,12 @@
 
 namespace ferry::transfer {
 
-LaneGroup::LaneGroup(const LaneContext& context, LaneOwner* owner, MessageSink* messages,
+LaneGroup::LaneGroup(const LaneContext& context, LaneOwner* owner,
                      const std::vector<EventLoop*>& loops)
     : owner_(owner) {
   for (std::size_t i = 0; i < loops.size(); ++i) {
-    lanes_.push_back(std::make_unique<LaneEngine>(context, owner, messages, loops[i],
-                                                  static_cast<std::uint32_t>(i)));
+    lanes_.push_back(
+        std::make_unique<LaneEngine>(context, owner, loops[i], static_cast<std::uint32_t>(i)));
   }
 }
 

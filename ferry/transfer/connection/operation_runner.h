@@ -14,7 +14,7 @@
 #include "ferry/core/number_map.h"
 #include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"
-#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/lane/message_queue.h"
 #include "ferry/transfer/lane/operation_state.h"
 
 namespace ferry::transfer {
@@ -166,7 +166,7 @@ class LaneMonitor;
 // Runs the operations of a connection. Each that was submitted ends exactly once, also if the
 // connection fails, and only when no lane holds a pointer into its memory. Home loop only, except
 // where any thread is named.
-class OperationRunner final : public MessageHost {
+class OperationRunner final : public OperationHost {
  public:
   // All must outlive the runner.
   OperationRunner(ConnectionCommon* common, const LaneGroup* lanes, LaneMonitor* monitor,
@@ -183,11 +183,6 @@ class OperationRunner final : public MessageHost {
   // Called after Submit() once the stream that the operation waits for has reached its mark, or
   // with the error that prevents it.
   void OnStreamReached(OperationRef operation, const Status& reached);
-  // The operation's current round of slices is complete.
-  void PostRoundDone(const OperationRef& operation);
-  // Hands the operation's remaining slices, some of which were returned, to all lanes that may
-  // carry them.
-  void DealAgain(const OperationRef& operation);
 
   // ---- The lanes have changed.
   //
@@ -198,7 +193,9 @@ class OperationRunner final : public MessageHost {
   // No lane touches memory any more: ends the rest.
   void Close(const Error& error);
 
-  // MessageHost
+  // OperationHost
+  void PostRoundDone(const OperationRef& operation) override;
+  void DealAgain(const OperationRef& operation) override;
   std::shared_ptr<void> KeepAlive() override { return lanes_->KeepAlive(); }
   void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
             std::span<const std::byte> payload, OperationRef operation) override;

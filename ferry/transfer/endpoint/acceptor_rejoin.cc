@@ -19,7 +19,7 @@ Status Acceptor::OnRejoin(Handshake* handshake, wire::MetaReader* reader) {
   std::memcpy(token.bytes.data(), rejoin.token, sizeof rejoin.token);
   // The connection's token is the proof, as in OnJoin(), in addition to that of the secret.
   auto connection = endpoint_->connections().FindAgreed(rejoin.connection, token);
-  if (!connection || rejoin.lane >= connection->lanes()) {
+  if (!connection || rejoin.lane >= connection->lanes().size()) {
     return Error(Code::kRefused,
                  fmt::format("there is no connection {} with a lane {} here any more",
                              rejoin.connection, rejoin.lane));
@@ -47,7 +47,7 @@ Status Acceptor::OnResume(Handshake* handshake, wire::MetaReader* reader) {
   if (it == rejoining_.end()) return Error(Code::kCorrupt, "a resume without a rejoin");
   Rejoining& rejoining = it->second;
   FERRY_TRY_ASSIGN(rejoining.progress, ParseProgress(reader, handshake->peer_name()));
-  LaneEngine& lane = rejoining.connection->lane(rejoining.body.lane);
+  LaneEngine& lane = rejoining.connection->lanes().lane(rejoining.body.lane);
   lane.loop()->Post([this, number = handshake->number(), connection = rejoining.connection,
                      attempt = rejoining.body.attempt, &lane] {
     auto progress = lane.Freeze(attempt);
@@ -72,7 +72,7 @@ void Acceptor::FinishRejoin(std::uint64_t number) {
   auto node = rejoining_.extract(number);
   if (handshake == nullptr || node.empty()) return;
   Rejoining& rejoining = node.mapped();
-  LaneEngine& lane = rejoining.connection->lane(rejoining.body.lane);
+  LaneEngine& lane = rejoining.connection->lanes().lane(rejoining.body.lane);
   auto parked = std::make_unique<ParkedLane>(pending_peers_.TakeOnLoop(handshake), lane.loop());
   lane.loop()->Post([connection = rejoining.connection, &lane, parked = std::move(parked),
                      attempt = rejoining.body.attempt,

@@ -19,7 +19,7 @@ bool ConnectionTable::Keep(const Connection& connection) {
   free_numbers_.pop_back();
   by_number_[connection->number()] = connection;
   connections_.insert(connection);
-  aggregator_.OnBegin(connection->peer_name(), !connection->called());
+  aggregator_.OnBegin(connection->peer_name(), !connection->monitor().called());
   return true;
 }
 
@@ -53,7 +53,7 @@ ConnectionTable::Connection ConnectionTable::FindAgreed(std::uint32_t number,
     const Peer& peer = connection->peer();
     const bool same =
         peer.connection == number && EqualInConstantTime(peer.token.bytes, token.bytes);
-    if (same && !connection->called() && !connection->lost()) return connection;
+    if (same && !connection->monitor().called() && !connection->lost()) return connection;
   }
   return nullptr;
 }
@@ -67,7 +67,7 @@ std::size_t ConnectionTable::FromOutside() const {
   const std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(
       std::count_if(connections_.begin(), connections_.end(),
-                    [](const Connection& connection) { return !connection->called(); }));
+                    [](const Connection& connection) { return !connection->monitor().called(); }));
 }
 
 // Under the mutex, so that a connection is counted either as open or as ended, and totals never

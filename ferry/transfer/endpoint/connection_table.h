@@ -11,8 +11,8 @@
 #include "ferry/core/fd.h"
 #include "ferry/core/random.h"
 #include "ferry/core/result.h"
-#include "ferry/transfer/connection/ready_flag.h"
 #include "ferry/transfer/counters.h"
+#include "ferry/transfer/lane/ready_flag.h"
 #include "ferry/transfer/stats/counter_aggregator.h"
 
 namespace ferry::transfer {

@@ -35,8 +35,8 @@ TEST(DialerTest, TwoLanesAreOnTwoLoopsHoweverManyWereAskedFor) {
     dialer->home()->PostOrRun([dialer] { dialer->StartOnLoop(); });
     dialer->home()->DriveUntil([&] { return dialer->done(); }, Soon(), near->config().spin);
     const auto connection = Must(dialer->result());
-    EXPECT_EQ(connection->lanes(), 2u);
-    EXPECT_NE(connection->lane(0).loop(), connection->lane(1).loop());
+    EXPECT_EQ(connection->lanes().size(), 2u);
+    EXPECT_NE(connection->lanes().lane(0).loop(), connection->lanes().lane(1).loop());
     near->Shutdown();
   }
 }

@@ -46,7 +46,7 @@ RecoveryContext RecoveryFor(EndpointCore* endpoint, const ConnectionCore& connec
   return {.config = &connection.config(),
           .home = connection.home(),
           .peer_name = connection.peer_name(),
-          .lanes = connection.lanes(),
+          .lanes = connection.lanes().size(),
           .connection = connection.peer().connection,
           .token = connection.peer().token,
           .provider = &endpoint->provider(),
@@ -260,7 +260,7 @@ std::shared_ptr<ConnectionCore> EndpointCore::EstablishOnLoop(
 
 bool EndpointCore::Keep(const std::shared_ptr<ConnectionCore>& connection) {
   connection->SetRefusalLog(&policy_.log());
-  connection->memory().SetPool(held_, connection->lanes() * kLaneReserve);
+  connection->memory().SetPool(held_, connection->lanes().size() * kLaneReserve);
   connection->sharing().SetMemory(&device_memory_);
   connection->SetClosedCallback([this, raw = connection.get()] {
     loops_.front()->Post([this] { TrimSoonOnLoop(); });
@@ -277,9 +277,10 @@ void EndpointCore::BringUpOnLoop(const std::shared_ptr<ConnectionCore>& connecti
   infos.reserve(lanes.size());
   for (const auto& lane : lanes) infos.push_back(lane->Info());
   connection->monitor().records().Set(std::move(infos));
-  for (std::size_t i = lanes.size(); i-- > 0;) connection->lane(i).Adopt(std::move(lanes[i]));
+  for (std::size_t i = lanes.size(); i-- > 0;)
+    connection->lanes().lane(i).Adopt(std::move(lanes[i]));
   connection->home()->Post([connection] { connection->Start(); });
-  if (connection->called()) return;
+  if (connection->monitor().called()) return;
   connections_.Enqueue(connection);
   loops_.front()->NotifyWaiters();
 }

@@ -11,6 +11,7 @@
 #include "ferry/core/units.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
 #include "ferry/transfer/handshake/parked_lane.h"
+#include "ferry/transfer/lane/message_queue.h"
 
 namespace ferry::transfer {
 
@@ -165,7 +166,7 @@ Status FrameDispatcher::OnLaneLost(wire::MetaReader* reader) {
 
 Status FrameDispatcher::OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader) {
   if (site_.index != 0) return MalformedFrame(site_, "a message on a lane other than the first");
-  FERRY_TRY(site_.messages->OnMessage(header, reader));
+  FERRY_TRY(site_.context.messages->OnMessage(header, reader));
   receiver_.Finish(0);
   return Ok();
 }
@@ -253,11 +254,14 @@ bool MayMove(LaneEngine::State from, LaneEngine::State to) {
 
 }  // namespace
 
-LaneEngine::LaneEngine(const LaneContext& context, LaneOwner* owner, MessageSink* messages,
-                       EventLoop* loop, std::uint32_t index)
-    : site_{context, owner, messages, loop, index, &counts_, &opened_},
+LaneEngine::LaneEngine(const LaneContext& context, LaneOwner* owner, EventLoop* loop,
+                       std::uint32_t index)
+    : site_{context, owner, loop, index, &counts_, &opened_},
       frames_(site_),
-      staging_(owner, loop, this),
+      staging_(owner, loop,
+               {.copies_ended = [this] { OnCopiesEnded(); },
+                .resume_for_slot =
+                    [this] { return dispatcher_.receiver().Resume(FrameReceiver::Wait::kSlot); }}),
       sender_(site_, &frames_, &staging_),
       dispatcher_(site_, &frames_, &staging_, &sender_) {}
 

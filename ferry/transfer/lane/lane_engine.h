@@ -97,7 +97,7 @@ class ParkedLane;
 // Lives on one event loop: all methods must run on that loop, apart from loop(), index() and those
 // marked "Any thread". None of them blocks, except that a lane that freezes or closes waits for GPU
 // copies in flight, normally well under 1 ms. The connection calls in by posting to the loop.
-class LaneEngine final : private net::LaneHandler, private StagingHost {
+class LaneEngine final : private net::LaneHandler {
  public:
   enum class State : std::uint8_t {
     kConnecting,  // the handshake runs; no lane is installed
@@ -107,9 +107,8 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
     kClosed,
   };
 
-  // `messages`: used by the first lane only. All must outlive the lane.
-  LaneEngine(const LaneContext& context, LaneOwner* owner, MessageSink* messages, EventLoop* loop,
-             std::uint32_t index);
+  // All must outlive the lane.
+  LaneEngine(const LaneContext& context, LaneOwner* owner, EventLoop* loop, std::uint32_t index);
 
   EventLoop* loop() const noexcept { return site_.loop; }
   std::uint32_t index() const noexcept { return site_.index; }
@@ -203,12 +202,8 @@ class LaneEngine final : private net::LaneHandler, private StagingHost {
   Status OnPayload() override;
   void OnSent(net::OutFrame* frame) override;
   void OnClosed(net::LaneLoss loss, const Error& error) override;
-  // StagingHost
-  void OnCopiesEnded() override;
-  bool ResumeForSlot() override {
-    return dispatcher_.receiver().Resume(FrameReceiver::Wait::kSlot);
-  }
 
+  void OnCopiesEnded();
   void MoveTo(State to, const char* why);
   void UseLane(const char* why);
   void GoDown(const char* why);

@@ -49,11 +49,11 @@ class LaneEngineTest : public ::testing::Test {
 
   LaneBed bed_;
   ScriptedLane* lane_ = nullptr;  // the latest; owned by the engine
-  LaneEngine engine_{bed_.context, &bed_.owner, &bed_.owner, bed_.loop.get(), 0};
+  LaneEngine engine_{bed_.context, &bed_.owner, bed_.loop.get(), 0};
 };
 
 TEST_F(LaneEngineTest, IsUpOnceItHasALane) {
-  const LaneEngine other(bed_.context, &bed_.owner, &bed_.owner, bed_.loop.get(), 1);
+  const LaneEngine other(bed_.context, &bed_.owner, bed_.loop.get(), 1);
   EXPECT_EQ(other.state(), State::kConnecting);
   EXPECT_EQ(engine_.state(), State::kUp);
 }
@@ -61,8 +61,11 @@ TEST_F(LaneEngineTest, IsUpOnceItHasALane) {
 TEST_F(LaneEngineTest, AnswersPingsAndHandsMessagesOn) {
   ASSERT_TRUE(Receive(Type::kPing));
   EXPECT_EQ(lane_->Types(), std::vector{Type::kPong});
-  ASSERT_TRUE(Receive(Type::kRts));
-  EXPECT_TRUE(Told(wire::TypeName(Type::kRts)));
+  ASSERT_TRUE(Receive(Type::kRts, wire::TagBody{.tag = 7, .bytes = 4}));
+  std::vector<std::byte> buffer(4);
+  EXPECT_FALSE(bed_.Receive(7, buffer)->done);
+  ASSERT_EQ(bed_.operations.sent.size(), 1U);
+  EXPECT_EQ(bed_.operations.sent[0].type, Type::kCts);
   ASSERT_TRUE(Receive(Type::kLaneLost, wire::JoinBody{.lane = 3}));
   EXPECT_TRUE(Told("gave up 3"));
   EXPECT_EQ(engine_.Traffic().frames_received, 3u);
@@ -96,7 +99,7 @@ TEST_F(LaneEngineTest, FramesThatNoPeerSendsEndTheConnection) {
 }
 
 TEST_F(LaneEngineTest, AFrozenLaneReceivesNothingAndGoesOnOverItsReplacement) {
-  ASSERT_TRUE(Receive(Type::kRts));
+  ASSERT_TRUE(Receive(Type::kRts, wire::TagBody{.tag = 7, .bytes = 4}));
   engine_.SendSequenced(Type::kRts, 1, {}, {}, nullptr);
   SendAll();
   const auto progress = engine_.Freeze(1);
@@ -157,12 +160,12 @@ TEST_F(LaneEngineTest, ClosingResetsALaneWhoseDataIsInFlight) {
   engine_.Close(Loss());
   EXPECT_TRUE(lane_->aborted);
   EXPECT_EQ(memory.operation->ledger.error()->code(), Code::kPeerLost);
-  EXPECT_EQ(bed_.owner.done.size(), 1u);
+  EXPECT_EQ(bed_.operations.done.size(), 1u);
   EXPECT_EQ(bed_.memory.held(), 0u);
 }
 
 TEST_F(LaneEngineTest, ClosingByOwnWishAcknowledgesFirst) {
-  ASSERT_TRUE(Receive(Type::kRts));
+  ASSERT_TRUE(Receive(Type::kRts, wire::TagBody{.tag = 7, .bytes = 4}));
   engine_.Close(Error(Code::kCancelled, "this side closes"));
   EXPECT_TRUE(lane_->closed);
   EXPECT_FALSE(lane_->aborted);
@@ -178,7 +181,7 @@ TEST_F(LaneEngineTest, WhatComesAfterTheEndFailsAtOnce) {
   operation->ledger.BeginPulled();
   engine_.SendSequenced(Type::kSend, 1, {}, {}, operation);
   EXPECT_EQ(operation->ledger.error()->code(), Code::kPeerLost);
-  EXPECT_EQ(bed_.owner.done, std::vector{operation});
+  EXPECT_EQ(bed_.operations.done, std::vector{operation});
   EXPECT_FALSE(engine_.Freeze(1));
   engine_.Free();
   EXPECT_EQ(std::count(bed_.owner.events.begin(), bed_.owner.events.end(), "closed"), 1);
@@ -193,7 +196,7 @@ TEST_F(LaneEngineTest, AnAbandonedReadIsResolvedThoughItsDataWasArriving) {
   ASSERT_TRUE(lane_->handler().OnFrame(MetaOf(Type::kReadData, id, wire::SliceBody{0, 0}), 1000));
   engine_.AbandonReads(memory.operation);
   EXPECT_EQ(lane_->discarded, 1);
-  EXPECT_EQ(bed_.owner.done, std::vector{memory.operation});
+  EXPECT_EQ(bed_.operations.done, std::vector{memory.operation});
   EXPECT_FALSE(engine_.HoldsWork());
   ASSERT_TRUE(lane_->handler().OnPayload());
   const auto dropped =

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@
 namespace ferry::transfer {
 
 class GpuSharing;
+class MessageQueue;
+class OperationHost;
 
 // ---- Costs and limits, in bytes, of the memory that a lane holds for its peer and asks its peer
 // to hold. Both sides count the same way, so a peer of this release never asks for more than it is
@@ -104,6 +107,8 @@ struct LaneContext {
   HeldMemory* memory = nullptr;   // held for the peer
   GpuSharing* sharing = nullptr;  // with the peer
   LaneShares* shares = nullptr;
+  OperationHost* operations = nullptr;
+  MessageQueue* messages = nullptr;  // home loop: used by the first lane only
   // Identifies the connection (Accessor::connection, RegionState::only_for).
   const void* connection = nullptr;
   std::uint32_t number = kNoConnection;  // of the connection, in the endpoint (region_openers.h)
@@ -114,6 +119,46 @@ struct LaneContext {
   bool checksums = false;                // every frame carries them
   std::size_t lanes = 0;
   std::size_t bulk_lanes = 0;  // those of `lanes` that carry bulk data
+};
+
+// What happens to the connection's operations because of their slices and messages. None of these
+// blocks or calls back into a lane.
+class OperationHost {
+ public:
+  // ---- Slices. On the loop of any lane.
+  //
+  // The operation's current round of slices is complete.
+  virtual void PostRoundDone(const OperationRef& operation) = 0;
+  // Hands the operation's remaining slices, some of which were returned, to all lanes that may
+  // carry them.
+  virtual void DealAgain(const OperationRef& operation) = 0;
+
+  // ---- Messages. Home loop.
+  //
+  // Keeps the connection alive.
+  virtual std::shared_ptr<void> KeepAlive() = 0;
+  // Null if it has ended.
+  virtual OperationRef Find(std::uint64_t operation_id) const = 0;
+  // Ends an operation; does nothing if it has ended.
+  virtual void End(OperationState& operation, Status status) = 0;
+  // Sends the operation's plan, slice by slice.
+  virtual void BeginSlices(const OperationRef& operation) = 0;
+  virtual void Fail(const Error& error) = 0;
+  // Sends a sequenced frame over the first lane (LaneEngine::SendSequenced).
+  virtual void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
+                    std::span<const std::byte> payload, OperationRef operation) = 0;
+  // Whether a further RTS may be sent (LaneEngine::MaySendRts).
+  virtual bool MaySendRts() const = 0;
+  // Whether a further CTS or refusal may be sent (LaneEngine::MayAnswer).
+  virtual bool MayAnswer() const = 0;
+  // Stops writing an arriving message into the receive's buffer.
+  virtual void DropMessage(const OperationState& receive) = 0;
+  // Makes the lanes that have opened the region, which was removed, stop receiving into it, then
+  // runs `then`.
+  virtual void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) = 0;
+
+ protected:
+  ~OperationHost() = default;
 };
 
 // The connection as its lanes see it: events of a lane, and what all lanes have in common. Called
@@ -144,59 +189,12 @@ class LaneOwner {
   virtual void PostLaneClosed(std::uint32_t index) = 0;
   virtual void SetLanePath(std::uint32_t index, const net::PathStats& path) = 0;
 
-  // ---- Operations.
-  //
-  // The operation's current round of slices is complete.
-  virtual void PostRoundDone(const OperationRef& operation) = 0;
-  // Hands the operation's remaining slices, some of which were returned, to all lanes that may
-  // carry them.
-  virtual void DealAgain(const OperationRef& operation) = 0;
-
   // ---- Counters.
   virtual void CountRefusal(const Error& error) = 0;
   virtual void CountMismatch() = 0;
 
  protected:
   ~LaneOwner() = default;
-};
-
-// A message that arrived before its receive was posted.
-struct ArrivedMessage {
-  std::uint64_t tag = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t peer_operation = 0;
-  bool announced = false;       // an RTS: the data is still at the sender
-  std::vector<std::byte> data;  // the data, unless `announced`
-};
-
-// Where the first lane delivers messages and notifications. Called on that lane's loop, which is
-// the connection's home loop.
-class MessageSink {
- public:
-  // A control frame of a message. An error ends the connection.
-  virtual Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader) = 0;
-  // Takes the receive that matches the tag. Null if no receive matches; kInvalidArgument if its
-  // buffer is too small.
-  virtual Result<OperationRef> TakeReceive(std::uint64_t tag, std::uint64_t bytes) = 0;
-  // Requeues a receive whose message did not arrive completely; the sender will resend it.
-  virtual void PutBackReceive(const OperationRef& receive) = 0;
-  // Whether there is room for a message without a receive.
-  virtual bool MayKeep(std::uint64_t bytes) const = 0;
-  // An RTS arrived: a message that waits at the peer.
-  virtual void TakeRts(std::uint64_t peer_operation, const wire::TagBody& body) = 0;
-  // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
-  // its data.
-  virtual void OnWholeMessage(const OperationRef& receive, ArrivedMessage message,
-                              const Status& intact) = 0;
-  virtual bool MayNotify(std::uint64_t bytes) const = 0;
-  virtual void OnNotification(std::vector<std::byte> bytes) = 0;
-  // The peer has acknowledged frames that were kept for that: others may be.
-  virtual void OnAcknowledged() = 0;
-  // The peer has no room for this eager message, which is settled: it waits here as after an RTS.
-  virtual void BecomesRts(const OperationRef& operation) = 0;
-
- protected:
-  ~MessageSink() = default;
 };
 
 // Incremented on the lane's loop, read by any thread. Fields as in LaneTraffic.
@@ -215,7 +213,6 @@ struct LaneCounts {
 struct LaneSite {
   const LaneContext& context;
   LaneOwner* owner;
-  MessageSink* messages;  // used by the first lane only
   EventLoop* loop;
   std::uint32_t index;
   LaneCounts* counts;

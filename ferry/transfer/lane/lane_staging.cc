@@ -219,7 +219,7 @@ void StagingInbox::OnSlot(Stager* stager, StageSlot slot) {
   asked_ = false;
   spare_ = std::move(slot);
   spare_of_ = stager;
-  if (!events_->host()->ResumeForSlot()) spare_.Release();
+  if (!events_->calls().resume_for_slot()) spare_.Release();
 }
 
 void StagingInbox::Land(Landing landing, RegionPin pin) {
@@ -289,7 +289,7 @@ UniqueFunction<void()> StagingEvents::WhenCopied() {
     if (posted_.exchange(true)) return;
     loop_->Post([self, this] {
       (void)posted_.exchange(false);  // before the lane looks; sees the copies' ends
-      host_->OnCopiesEnded();
+      calls_.copies_ended();
     });
   };
 }

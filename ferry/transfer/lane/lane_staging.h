@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -123,7 +124,7 @@ class StagingInbox {
   // ---- The frame that is arriving.
   //
   // Replaces the GPU addresses in `pieces` by a slot for `bytes`. Returns false if none is free:
-  // the lane is resumed (StagingHost) when there is one.
+  // the lane is resumed (StagingCalls) when there is one.
   bool PlaceInSlot(Stager* stager, std::uint64_t bytes, std::vector<iovec>* pieces);
   // Whether it is received into a slot.
   bool placed() const noexcept { return arriving_ != nullptr; }
@@ -180,25 +181,21 @@ class StagingInbox {
   bool asked_ = false;               // a slot was requested
 };
 
-// The lane, as its copies see it. Called on its loop, not from inside one of its calls.
-class StagingHost {
- public:
+// What a lane does because of its copies. Called on its loop, not from inside one of its calls.
+struct StagingCalls {
   // Copies have ended since the last call.
-  virtual void OnCopiesEnded() = 0;
+  std::function<void()> copies_ended;
   // There is a slot for the frame that waits for one. Returns false if none does any more.
-  virtual bool ResumeForSlot() = 0;
-
- protected:
-  ~StagingHost() = default;
+  std::function<bool()> resume_for_slot;
 };
 
 // Brings events of the stagers' threads to the lane's loop, and keeps the lane alive until then.
 class StagingEvents {
  public:
-  StagingEvents(LaneOwner* owner, EventLoop* loop, StagingHost* host)
-      : owner_(owner), loop_(loop), host_(host) {}
+  StagingEvents(LaneOwner* owner, EventLoop* loop, StagingCalls calls)
+      : owner_(owner), loop_(loop), calls_(std::move(calls)) {}
 
-  StagingHost* host() const noexcept { return host_; }
+  const StagingCalls& calls() const noexcept { return calls_; }
   // For the end of a copy. Ends at about the same time are reported together.
   UniqueFunction<void()> WhenCopied();
   // For a slot that is granted later: runs `take(StageSlot)` on the loop.
@@ -212,7 +209,7 @@ class StagingEvents {
  private:
   LaneOwner* const owner_;
   EventLoop* const loop_;
-  StagingHost* const host_;
+  const StagingCalls calls_;
   std::atomic<bool> posted_{false};  // a task that reports ends is posted
 };
 
@@ -221,8 +218,8 @@ class StagingEvents {
 // lane's loop.
 class LaneStaging {
  public:
-  LaneStaging(LaneOwner* owner, EventLoop* loop, StagingHost* host)
-      : events_(owner, loop, host), outbox_(&events_), inbox_(&events_) {}
+  LaneStaging(LaneOwner* owner, EventLoop* loop, StagingCalls calls)
+      : events_(owner, loop, std::move(calls)), outbox_(&events_), inbox_(&events_) {}
 
   StagingOutbox& outbox() noexcept { return outbox_; }
   StagingInbox& inbox() noexcept { return inbox_; }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kStagedBytes = 4096;
 
-class LaneStagingTest : public ::testing::Test, private StagingHost {
+class LaneStagingTest : public ::testing::Test {
  protected:
   // An outgoing frame whose payload is the GPU memory.
   StagedFrame Gathered(OperationRef operation = nullptr) {
@@ -47,20 +47,19 @@ class LaneStagingTest : public ::testing::Test, private StagingHost {
   MirroredMemory memory_{&target_->api(), 0, kStagedBytes, 5};
   LaneMemory lane_memory_{&bed_.memory, 1};
   FramePool pool_{&lane_memory_};
-  LaneStaging staging_{&bed_.owner, bed_.loop.get(), this};
+  LaneStaging staging_{&bed_.owner,
+                       bed_.loop.get(),
+                       {[this] { ++ended_; },
+                        [this] {
+                          ++slots_;
+                          return waits_;
+                        }}};
   StagingOutbox& outbox_ = staging_.outbox();
   StagingInbox& inbox_ = staging_.inbox();
   std::vector<iovec> pieces_;
   int ended_ = 0;
   int slots_ = 0;
   bool waits_ = true;
-
- private:
-  void OnCopiesEnded() override { ++ended_; }
-  bool ResumeForSlot() override {
-    ++slots_;
-    return waits_;
-  }
 };
 
 TEST_F(LaneStagingTest, FramesLeaveInOrderWithTheBytesOfTheGpu) {

@@ -11,6 +11,7 @@
 
 #include "ferry/core/check.h"
 #include "ferry/transfer/lane/lane_site.h"
+#include "ferry/transfer/lane/message_queue.h"
 
 namespace ferry::transfer {
 
@@ -228,7 +229,8 @@ LaneLoad SliceSender::Load() const {
   // The peer keeps a record of each answer until we acknowledge it. Our acknowledgement must wait
   // for unsent refusals and for copies to GPU memory: with more requests the peer would pause
   // before the frame that frees it.
-  load.may_ask = !frames_->acks().has_unsaid() && reads_.size() + inbox_->size() < kMaxReplies &&
+  load.may_ask = !frames_->acks().refusals().has_unsaid() &&
+                 reads_.size() + inbox_->size() < kMaxReplies &&
                  reads_.cost() < AskBudget(site_.context.lanes);
   return load;
 }
@@ -459,12 +461,12 @@ Status SliceSender::SettleFrames() {
       kept = true;
     }
     if (frame->becomes_rts) {
-      site_.messages->BecomesRts(frame->operation);
+      site_.context.messages->BecomesRts(frame->operation);
     } else if (frame->operation) {
       Resolve(frame->operation);
     }
   }
-  if (kept) site_.messages->OnAcknowledged();
+  if (kept) site_.context.messages->OnAcknowledged();
   return Ok();
 }
 
@@ -519,7 +521,7 @@ void SliceSender::OnReadEnd(const ReadEnd& end) {
 void SliceSender::Resolve(const OperationRef& operation, const std::optional<Error>& error) {
   // Stop() cannot end the round here: the slice being resolved is still in flight.
   if (error && operation->ledger.Stop(*error)) FERRY_CHECK(false, operation->id);
-  if (operation->ledger.Resolve()) site_.owner->PostRoundDone(operation);
+  if (operation->ledger.Resolve()) site_.context.operations->PostRoundDone(operation);
 }
 
 void SliceSender::AbandonReads(const OperationRef& operation) {
@@ -574,13 +576,13 @@ void SliceSender::GiveBack(const std::vector<PulledSlice>& slices) {
   for (const auto& [operation, slice] : slices) {
     if (!operation->ledger.error()) site_.counts->retries.Add();
     if (operation->ledger.Return(slice)) {
-      site_.owner->PostRoundDone(operation);
+      site_.context.operations->PostRoundDone(operation);
     } else if (known.insert(operation.get()).second) {
       again.push_back(operation);
     }
   }
   // Done after all slices are returned: a lane drops an operation that has no slice left.
-  for (const auto& operation : again) site_.owner->DealAgain(operation);
+  for (const auto& operation : again) site_.context.operations->DealAgain(operation);
 }
 
 Status SliceSender::Settle(const LaneProgress& peer) {

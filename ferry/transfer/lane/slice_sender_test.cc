@@ -8,7 +8,7 @@
 namespace ferry::transfer {
 namespace {
 
-class SliceSenderTest : public ::testing::Test, private StagingHost {
+class SliceSenderTest : public ::testing::Test {
  protected:
   SliceSenderTest() { frames_.SetLane(&lane_); }
 
@@ -32,6 +32,7 @@ class SliceSenderTest : public ::testing::Test, private StagingHost {
   OperationRef SendMessage() {
     auto operation = std::make_shared<OperationState>();
     operation->kind = OperationKind::kSend;
+    operation->Enter(OperationState::Phase::kMessage);
     operation->ledger.BeginPulled();
     sender_.SendSequenced(wire::Type::kSend, 5, {}, std::as_bytes(std::span(text_)), operation);
     return operation;
@@ -45,13 +46,9 @@ class SliceSenderTest : public ::testing::Test, private StagingHost {
   ScriptedLane lane_;
   ScriptedLane replacement_;
   FrameSender frames_{bed_.site};
-  LaneStaging staging_{&bed_.owner, bed_.loop.get(), this};
+  LaneStaging staging_{&bed_.owner, bed_.loop.get(), {[] {}, [] { return false; }}};
   SliceSender sender_{bed_.site, &frames_, &staging_};
   char text_[5] = "text";
-
- private:
-  void OnCopiesEnded() override {}
-  bool ResumeForSlot() override { return false; }
 };
 
 TEST_F(SliceSenderTest, KeepsTwoSlicesQueuedAndEndsTheRoundWithTheLastAcknowledgement) {
@@ -64,7 +61,7 @@ TEST_F(SliceSenderTest, KeepsTwoSlicesQueuedAndEndsTheRoundWithTheLastAcknowledg
     ASSERT_TRUE(sender_.OnAck(++sent));
   }
   EXPECT_EQ(sent, 5u);
-  EXPECT_EQ(bed_.owner.done, std::vector{memory.operation});
+  EXPECT_EQ(bed_.operations.done, std::vector{memory.operation});
   EXPECT_FALSE(memory.operation->ledger.error());
   EXPECT_FALSE(sender_.OnAck(6));  // was never sent
 }
@@ -74,9 +71,9 @@ TEST_F(SliceSenderTest, ARefusedSliceFailsItsOperationWhenItIsSettled) {
   sender_.AddWork(memory.operation);
   ASSERT_TRUE(Nack(0, Code::kRefused));
   ASSERT_TRUE(sender_.OnAck(1));
-  EXPECT_TRUE(bed_.owner.done.empty());  // the frame is still in the lane
+  EXPECT_TRUE(bed_.operations.done.empty());  // the frame is still in the lane
   SendOne();
-  EXPECT_EQ(bed_.owner.done, std::vector{memory.operation});
+  EXPECT_EQ(bed_.operations.done, std::vector{memory.operation});
   ASSERT_TRUE(memory.operation->ledger.error());
   EXPECT_EQ(memory.operation->ledger.error()->code(), Code::kRefused);
   EXPECT_FALSE(Nack(7, Code::kRefused));  // was never sent
@@ -87,8 +84,8 @@ TEST_F(SliceSenderTest, AMessageWithoutRoomWaitsLikeAnRts) {
   SendOne();
   ASSERT_TRUE(Nack(0, Code::kUnavailable));
   ASSERT_TRUE(sender_.OnAck(1));
-  EXPECT_EQ(bed_.owner.rts, std::vector{operation});
-  EXPECT_TRUE(bed_.owner.done.empty());
+  EXPECT_EQ(operation->phase(), OperationState::Phase::kRtsSent);
+  EXPECT_TRUE(bed_.operations.done.empty());
 }
 
 TEST_F(SliceSenderTest, AReadEndsWithItsDataOrItsRefusal) {
@@ -97,7 +94,7 @@ TEST_F(SliceSenderTest, AReadEndsWithItsDataOrItsRefusal) {
   EXPECT_EQ(lane_.Types(), (std::vector{wire::Type::kReadRequest, wire::Type::kReadRequest}));
   ReadSlice first = sender_.reads().TakeOldest();
   sender_.OnReadEnd({std::move(first.operation), first.bytes, std::nullopt});
-  EXPECT_TRUE(bed_.owner.done.empty());
+  EXPECT_TRUE(bed_.operations.done.empty());
   wire::MessageHeader header;
   header.operation = memory.operation->id;
   wire::RefuseBody body;
@@ -107,7 +104,7 @@ TEST_F(SliceSenderTest, AReadEndsWithItsDataOrItsRefusal) {
   wire::Append(&bytes, body);
   wire::MetaReader reader(bytes);
   ASSERT_TRUE(sender_.OnReadRefused(header, &reader));
-  EXPECT_EQ(bed_.owner.done.size(), 1u);
+  EXPECT_EQ(bed_.operations.done.size(), 1u);
   EXPECT_TRUE(memory.operation->ledger.error());
   wire::MetaReader again(bytes);
   EXPECT_FALSE(sender_.OnReadRefused(header, &again));  // nothing is requested any more
@@ -120,17 +117,17 @@ TEST_F(SliceSenderTest, ALostLaneReturnsSlicesAndResendsMessagesInOrder) {
   const OperationRef second = SendMessage();
   ASSERT_EQ(lane_.queue.size(), 4u);
   LoseLane();
-  EXPECT_TRUE(bed_.owner.dealt.empty());  // the peer's progress decides
+  EXPECT_TRUE(bed_.operations.dealt.empty());  // the peer's progress decides
   // The peer has the first message and the first slice, which it has refused.
   const auto code = static_cast<std::uint32_t>(Code::kUnsupported);
   ASSERT_TRUE(sender_.Settle({2, {{1, code}}}));
-  EXPECT_EQ(bed_.owner.done, std::vector{first});
+  EXPECT_EQ(bed_.operations.done, std::vector{first});
   ASSERT_TRUE(memory.operation->ledger.error());
   EXPECT_EQ(memory.operation->ledger.error()->code(), Code::kUnsupported);
   frames_.SetLane(&replacement_);
   sender_.SendAgain();
   EXPECT_EQ(replacement_.Types(), std::vector{wire::Type::kSend});
-  EXPECT_EQ(bed_.owner.done, (std::vector{first, memory.operation}));
+  EXPECT_EQ(bed_.operations.done, (std::vector{first, memory.operation}));
   EXPECT_TRUE(sender_.window().HoldsOperation(second.get()));
   EXPECT_EQ(sender_.window().first(), 2u);
   EXPECT_FALSE(sender_.Settle({9, {}}));  // more than was sent
@@ -142,7 +139,7 @@ TEST_F(SliceSenderTest, UnfinishedSlicesMayBePulledAgain) {
   LoseLane();
   ASSERT_TRUE(sender_.Settle({0, {}}));
   sender_.SendAgain();
-  EXPECT_EQ(bed_.owner.dealt, std::vector{memory.operation});
+  EXPECT_EQ(bed_.operations.dealt, std::vector{memory.operation});
   EXPECT_EQ(memory.operation->ledger.left(), 3u);
   EXPECT_EQ(bed_.counts.retries.get(), 2u);
 }
@@ -154,8 +151,8 @@ TEST_F(SliceSenderTest, ClosingFailsEverythingInFlight) {
   sender_.AddWork(read.operation);
   sender_.Stop();
   EXPECT_TRUE(sender_.Close(Error(Code::kPeerLost, "gone")).empty());
-  EXPECT_EQ(bed_.owner.done.size(), 2u);
-  for (const OperationRef& operation : bed_.owner.done) {
+  EXPECT_EQ(bed_.operations.done.size(), 2u);
+  for (const OperationRef& operation : bed_.operations.done) {
     EXPECT_EQ(operation->ledger.error()->code(), Code::kPeerLost);
   }
   EXPECT_FALSE(sender_.window().HoldsWork() || sender_.reads().HoldsWork());

@@ -42,7 +42,7 @@ struct StagedEnd {
     bed.config.slice_bytes = kStagedSlice;
     bed.context.window_bytes = 1 << 20;
     region = Must(bed.regions.Add(span(), Rights::kReadWrite, nullptr, stager.get()));
-    engine.emplace(bed.context, &bed.owner, &bed.owner, bed.loop.get(), 0);
+    engine.emplace(bed.context, &bed.owner, bed.loop.get(), 0);
     auto made = std::make_unique<ScriptedLane>();
     lane = made.get();
     engine->Adopt(std::move(made));
@@ -155,7 +155,7 @@ class StagedChecksumTest : public ::testing::TestWithParam<cuda::DeviceCase> {
     Begin(Direction::kRead);
     Carry(near_.get(), far_.get());
     Carry(far_.get(), near_.get(), flip);
-    ASSERT_TRUE(near_->bed.loop->DriveUntil([this] { return !near_->bed.owner.done.empty(); },
+    ASSERT_TRUE(near_->bed.loop->DriveUntil([this] { return !near_->bed.operations.done.empty(); },
                                             Soon(), microseconds(0)));
   }
 

@@ -15,13 +15,15 @@
 #include "ferry/net/provider.h"
 #include "ferry/transfer/lane/frames/frame_sender.h"
 #include "ferry/transfer/lane/lane_site.h"
+#include "ferry/transfer/lane/message_queue.h"
 #include "ferry/transfer/memory/plan.h"
+#include "ferry/transfer/testing/fake_operations.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
 
 // The connection of a lane under test: notes what it is told.
-class FakeOwner final : public LaneOwner, public MessageSink {
+class FakeOwner final : public LaneOwner {
  public:
   std::shared_ptr<void> KeepAlive() override { return alive; }
   void OnLaneUp(std::uint32_t /*index*/, net::LaneInfo /*info*/) override { Note("up"); }
@@ -37,47 +39,14 @@ class FakeOwner final : public LaneOwner, public MessageSink {
   void PeerGaveUpLane(std::uint32_t index) override { Note("gave up " + std::to_string(index)); }
   void PostLaneClosed(std::uint32_t /*index*/) override { Note("closed"); }
   void SetLanePath(std::uint32_t /*index*/, const net::PathStats& /*path*/) override {}
-  void PostRoundDone(const OperationRef& operation) override { done.push_back(operation); }
-  void DealAgain(const OperationRef& operation) override { dealt.push_back(operation); }
   void CountRefusal(const Error& error) override { refusals.push_back(error.message()); }
   void CountMismatch() override { Note("mismatch"); }
-
-  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* /*reader*/) override {
-    Note(wire::TypeName(header.type));
-    return Ok();
-  }
-  Result<OperationRef> TakeReceive(std::uint64_t /*tag*/, std::uint64_t /*bytes*/) override {
-    return std::exchange(receive, nullptr);
-  }
-  void PutBackReceive(const OperationRef& operation) override { receive = operation; }
-  bool MayKeep(std::uint64_t /*bytes*/) const override { return may_keep; }
-  void TakeRts(std::uint64_t /*peer_operation*/, const wire::TagBody& /*body*/) override {
-    Note("rts");
-  }
-  void OnWholeMessage(const OperationRef& operation, ArrivedMessage message,
-                      const Status& intact) override {
-    std::string bytes;
-    for (const std::byte byte : message.data) bytes += static_cast<char>(byte);
-    Note((operation ? "received" : "kept " + bytes) + (intact ? "" : ", corrupt"));
-  }
-  bool MayNotify(std::uint64_t /*bytes*/) const override { return may_keep; }
-  void OnNotification(std::vector<std::byte> bytes) override {
-    Note("notification of " + std::to_string(bytes.size()));
-  }
-  void OnAcknowledged() override { ++acknowledged; }
-  void BecomesRts(const OperationRef& operation) override { rts.push_back(operation); }
 
   void Note(std::string what) { events.push_back(std::move(what)); }
 
   std::shared_ptr<void> alive = std::make_shared<int>(0);  // shared with tasks in flight
   std::vector<std::string> events;
   std::vector<std::string> refusals;
-  std::vector<OperationRef> done;
-  std::vector<OperationRef> dealt;
-  std::vector<OperationRef> rts;
-  OperationRef receive;
-  int acknowledged = 0;
-  bool may_keep = true;
 };
 
 // A lane that only notes what is asked of it. The test plays the network.
@@ -128,7 +97,7 @@ class ScriptedLane final : public net::Lane {
 // Where the parts of a lane under test are. The loop has no worker: the test drives it.
 struct LaneBed {
   explicit LaneBed(std::uint32_t index = 0)
-      : site{context, &owner, &owner, loop.get(), index, &counts, &opened} {
+      : site{context, &owner, loop.get(), index, &counts, &opened} {
     config.slice_bytes = 1000;
     config.max_operations = 100;
     context.config = &config;
@@ -140,6 +109,21 @@ struct LaneBed {
     context.window_bytes = 8000;
     context.lanes = 1;
     context.bulk_lanes = 1;
+    context.operations = &operations;
+    messages.emplace(&context, loop.get());
+    context.messages = &*messages;
+  }
+  // Posts a receive.
+  OperationRef Receive(std::uint64_t tag, std::span<std::byte> buffer) {
+    auto receive = std::make_shared<OperationState>();
+    receive->kind = OperationKind::kRecv;
+    receive->id = ++last_id;
+    receive->tag = tag;
+    receive->mask = ~std::uint64_t{0};
+    receive->buffer = buffer;
+    operations.operations[receive->id] = receive;
+    messages->BeginReceive(receive);
+    return receive;
   }
   // The lane's fraction (0 to 1) of bulk data; another lane has the rest.
   void SetShare(double part) {
@@ -156,8 +140,11 @@ struct LaneBed {
   std::optional<LaneShares> shares;
   LaneContext context;
   FakeOwner owner;
+  FakeOperations operations;
   std::unique_ptr<EventLoop> loop = Must(EventLoop::Create());
   LaneCounts counts;
+  std::optional<MessageQueue> messages;
+  std::uint64_t last_id = 0;
   OpenedRegions opened;
   LaneSite site;
 };

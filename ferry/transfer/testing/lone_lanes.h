@@ -10,9 +10,9 @@
 #include "ferry/transfer/connection/connection_state.h"
 #include "ferry/transfer/connection/lane_group.h"
 #include "ferry/transfer/connection/lane_monitor.h"
-#include "ferry/transfer/connection/message_queue.h"
 #include "ferry/transfer/connection/operation_runner.h"
 #include "ferry/transfer/gpu/gpu_sharing.h"
+#include "ferry/transfer/lane/message_queue.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
@@ -27,8 +27,8 @@ class LoneLanes final : private LaneOwner {
                 [this](const Error& error) { FailNow(error); }),
         monitor_(&common_, &lanes_),
         operations_(&common_, &lanes_, &monitor_, &messages_),
-        messages_(&common_.context, loop_.get(), &operations_),
-        lanes_(common_.context, this, &messages_, std::vector<EventLoop*>(lanes, loop_.get())) {
+        messages_(&common_.context, loop_.get()),
+        lanes_(common_.context, this, std::vector<EventLoop*>(lanes, loop_.get())) {
     monitor_.records().Set(std::vector<net::LaneInfo>(lanes));
     common_.state.Start();
   }
@@ -55,6 +55,8 @@ class LoneLanes final : private LaneOwner {
     context.regions = &regions_;
     context.memory = &memory_;
     context.shares = &shares_;
+    context.operations = &operations_;
+    context.messages = &messages_;
     context.peer_name = "peer:1";
     context.window_bytes = 1 << 20;
     context.lanes = lanes;
@@ -80,10 +82,6 @@ class LoneLanes final : private LaneOwner {
   void PeerGaveUpLane(std::uint32_t index) override { monitor_.OnGivenUp(index); }
   void PostLaneClosed(std::uint32_t /*index*/) override {}
   void SetLanePath(std::uint32_t /*index*/, const net::PathStats& /*path*/) override {}
-  void PostRoundDone(const OperationRef& operation) override {
-    operations_.PostRoundDone(operation);
-  }
-  void DealAgain(const OperationRef& operation) override { operations_.DealAgain(operation); }
   void CountRefusal(const Error& /*error*/) override {}
   void CountMismatch() override {}
 

@@ -38,26 +38,26 @@ TEST(AckSchedule, DoesNotDelayTheAcknowledgementOfMany) {
 TEST(AckSchedule, DoesNotAcknowledgeARefusedFrameBeforeTheRefusalIsSent) {
   AckSchedule acks(100, 64 * kAckedSlice, kAckedSlice);
   (void)acks.CountFinished(0);
-  acks.AddRefusal(1, 7, /*said=*/false);
+  acks.refusals().Add(1, 7, /*said=*/false);
   (void)acks.CountFinished(0);
   (void)acks.CountFinished(0);
   EXPECT_EQ(acks.Take(), 1u);
-  EXPECT_EQ(acks.waiting(), 2u);
-  const auto refusal = acks.NextUnsaid();
+  EXPECT_EQ(acks.refusals().UnsaidSpan(acks.finished()), 2u);
+  const auto refusal = acks.refusals().NextUnsaid();
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->sequence, 1u);
-  acks.SaidNext();
-  EXPECT_FALSE(acks.has_unsaid());
+  acks.refusals().SaidNext();
+  EXPECT_FALSE(acks.refusals().has_unsaid());
   EXPECT_EQ(acks.Take(), 3u);
 }
 
 TEST(AckSchedule, LeavesAllRefusalsToTheReplacementOfALostLane) {
   AckSchedule acks(100, 64 * kAckedSlice, kAckedSlice);
-  acks.AddRefusal(0, 7, /*said=*/false);
+  acks.refusals().Add(0, 7, /*said=*/false);
   (void)acks.CountFinished(0);
   acks.OnLaneDown();
   acks.CountSkipped();
-  EXPECT_FALSE(acks.has_unsaid());
+  EXPECT_FALSE(acks.refusals().has_unsaid());
   const LaneProgress progress = acks.progress();
   EXPECT_EQ(progress.finished, 2u);
   ASSERT_EQ(progress.refused.size(), 1u);

@@ -15,6 +15,7 @@
 #include "ferry/transfer/lane/frames/frame_sender.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/lane_staging.h"
+#include "ferry/transfer/lane/message_queue.h"
 
 namespace ferry::transfer {
 
@@ -155,7 +156,8 @@ void FrameReceiver::SetLane(net::Lane* lane) {
     // A refused frame counts, though no more of its payload follows. Another is as if it had never
     // come: the peer sends it again.
     if (state_ == State::kDiscarding) frames_->acks().CountSkipped();
-    if (arrival_.receive) site_.messages->PutBackReceive(std::exchange(arrival_.receive, nullptr));
+    if (arrival_.receive)
+      site_.context.messages->PutBackReceive(std::exchange(arrival_.receive, nullptr));
     Close();
   }
   lane_ = lane;
@@ -176,7 +178,9 @@ void FrameReceiver::Close() {
 bool FrameReceiver::MustPause() {
   if (state_ == State::kPaused) MoveTo(State::kIdle);  // it is offered again
   const bool copies = inbox_->size() >= kMaxLandingFrames;
-  if (!copies && frames_->acks().waiting() < 2 * site_.max_sequenced()) return false;
+  if (!copies &&
+      frames_->acks().refusals().UnsaidSpan(frames_->acks().finished()) < 2 * site_.max_sequenced())
+    return false;
   (void)Pause(copies ? Wait::kCopies : Wait::kPeer);
   return true;
 }
@@ -290,17 +294,17 @@ Result<Placement> FrameReceiver::OnSend(wire::MetaReader* reader) {
     return MalformedFrame(site_, "send");
   }
   arrival_.tag = body.tag;
-  auto receive = site_.messages->TakeReceive(body.tag, arrival_.bytes);
+  auto receive = site_.context.messages->TakeReceive(body.tag, arrival_.bytes);
   if (!receive) return Refuse(receive.error());
   arrival_.receive = *std::move(receive);
   const bool staged = arrival_.receive && arrival_.receive->stager && arrival_.bytes > 0;
-  if (staged) site_.messages->PutBackReceive(std::exchange(arrival_.receive, nullptr));
-  if (staged || (!arrival_.receive && !site_.messages->MayKeep(arrival_.bytes))) {
+  if (staged) site_.context.messages->PutBackReceive(std::exchange(arrival_.receive, nullptr));
+  if (staged || (!arrival_.receive && !site_.context.messages->MayKeep(arrival_.bytes))) {
     // This is not a refusal: the sender keeps the message until our CTS requests it.
     frames_->SendNack(Sequence(), arrival_.operation,
                       Error(Code::kUnavailable, "kept at the sender until it is requested"));
     const Placement dropped = Discard();
-    site_.messages->TakeRts(arrival_.operation, body);
+    site_.context.messages->TakeRts(arrival_.operation, body);
     return dropped;
   }
   data_.resize(arrival_.receive ? 0 : arrival_.bytes);
@@ -312,7 +316,7 @@ Result<Placement> FrameReceiver::OnNotify() {
   if (site_.index != 0 || arrival_.bytes > kMaxNotificationBytes) {
     return MalformedFrame(site_, "notification");
   }
-  if (!site_.messages->MayNotify(arrival_.bytes)) {
+  if (!site_.context.messages->notifications().HasRoom(arrival_.bytes)) {
     return Refuse(
         Error(Code::kUnavailable,
               "its notification queue is full; it must take notifications before more can arrive"));
@@ -375,12 +379,12 @@ std::optional<ReadEnd> FrameReceiver::FinishPlaced() {
 
 void FrameReceiver::Deliver(const Status& intact) {
   if (arrival_.what == What::kMessage) {
-    site_.messages->OnWholeMessage(std::exchange(arrival_.receive, nullptr),
-                                   {arrival_.tag, arrival_.bytes, arrival_.operation,
-                                    /*announced=*/false, std::move(data_)},
-                                   intact);
+    site_.context.messages->OnWholeMessage(std::exchange(arrival_.receive, nullptr),
+                                           {arrival_.tag, arrival_.bytes, arrival_.operation,
+                                            /*announced=*/false, std::move(data_)},
+                                           intact);
   } else if (arrival_.what == What::kNotification && intact) {
-    site_.messages->OnNotification(std::move(data_));
+    site_.context.messages->OnNotification(std::move(data_));
   }
 }
 
@@ -449,7 +453,7 @@ void FrameReceiver::CountScratch() {
     inbox_->FreeScratch(kSmallList);
   }
   frames_->memory().SetScratch(pieces_.capacity() * sizeof(iovec) + inbox_->scratch_bytes() +
-                               data_.capacity() + frames_->acks().refusal_bytes());
+                               data_.capacity() + frames_->acks().refusals().bytes());
   frames_->memory().SetBuffers((lane_ != nullptr ? lane_->BufferBytes() : 0) +
                                frames_->pool().spare_bytes());
 }

@@ -12,7 +12,9 @@ namespace {
 
 using Action = net::Placement::Action;
 
-class FrameReceiverTest : public ::testing::Test, private StagingHost {
+constexpr std::uint64_t kTag = 77;
+
+class FrameReceiverTest : public ::testing::Test {
  protected:
   using State = FrameReceiver::State;
 
@@ -40,7 +42,7 @@ class FrameReceiverTest : public ::testing::Test, private StagingHost {
   }
   Result<net::Placement> Message(std::string_view text) {
     std::vector<std::byte> body;
-    wire::Append(&body, wire::TagBody{77, text.size()});
+    wire::Append(&body, wire::TagBody{kTag, text.size()});
     auto placed = Receive(wire::Type::kSend, body, text.size());
     if (placed && placed->action == Action::kPlace && !text.empty()) {
       std::memcpy(placed->memory[0].iov_base, text.data(), text.size());
@@ -56,12 +58,8 @@ class FrameReceiverTest : public ::testing::Test, private StagingHost {
   std::optional<std::uint32_t> crc_;     // of the payload, if frames carry checksums
   FrameSender frames_{bed_.site};
   ReadRequests reads_;
-  LaneStaging staging_{&bed_.owner, bed_.loop.get(), this};
+  LaneStaging staging_{&bed_.owner, bed_.loop.get(), {[] {}, [] { return false; }}};
   FrameReceiver receiver_{bed_.site, &frames_, &reads_, &staging_};
-
- private:
-  void OnCopiesEnded() override {}
-  bool ResumeForSlot() override { return false; }
 };
 
 TEST_F(FrameReceiverTest, PlacesAWriteInTheRegionAndCountsItWhenItIsThere) {
@@ -146,39 +144,44 @@ TEST_F(FrameReceiverTest, KeepsAMessageWithoutAReceive) {
   ASSERT_TRUE(Message("hello"));
   (void)receiver_.OnPayload();
   ASSERT_TRUE(Message(""));  // complete at once
-  EXPECT_EQ(bed_.owner.events, (std::vector<std::string>{"kept hello", "kept "}));
   EXPECT_EQ(finished(), 2u);
-  bed_.owner.may_keep = false;
+  bed_.config.unexpected_bytes = 5;
   EXPECT_EQ(Message("more")->action, Action::kDiscard);
-  EXPECT_EQ(bed_.owner.events.back(), "rts");
   EXPECT_TRUE(bed_.owner.refusals.empty());
+
+  std::vector<std::byte> buffer(10);
+  const OperationRef first = bed_.Receive(kTag, buffer);
+  EXPECT_EQ(std::memcmp(buffer.data(), "hello", 5), 0);
+  EXPECT_EQ(first->outcome.bytes, 5u);
+  EXPECT_TRUE(first->done);
+  EXPECT_TRUE(bed_.Receive(kTag, buffer)->done);
+  EXPECT_FALSE(bed_.Receive(kTag, buffer)->done);  // the third waits at the peer
+  ASSERT_FALSE(bed_.operations.sent.empty());
+  EXPECT_EQ(bed_.operations.sent.back().type, wire::Type::kCts);
 }
 
 TEST_F(FrameReceiverTest, AMessageThatWasCutOffGivesItsReceiveBack) {
   std::vector<std::byte> buffer(10);
-  const auto receive = std::make_shared<OperationState>();
-  receive->buffer = buffer;
-  bed_.owner.receive = receive;
+  const OperationRef receive = bed_.Receive(kTag, buffer);
   ASSERT_TRUE(Message("hello"));
   EXPECT_EQ(std::memcmp(buffer.data(), "hello", 5), 0);
-  EXPECT_EQ(bed_.owner.receive, nullptr);
+  EXPECT_EQ(receive->phase(), OperationState::Phase::kReceiving);
   receiver_.SetLane(nullptr);
-  EXPECT_EQ(bed_.owner.receive, receive);
+  EXPECT_EQ(receive->phase(), OperationState::Phase::kPosted);
   EXPECT_EQ(receiver_.state(), State::kIdle);
   EXPECT_EQ(finished(), 0u);  // it is sent again
 }
 
 TEST_F(FrameReceiverTest, ACancelledReceiveIsNoLongerWritten) {
   std::vector<std::byte> buffer(10);
-  const auto receive = std::make_shared<OperationState>();
-  receive->buffer = buffer;
-  bed_.owner.receive = receive;
+  const OperationRef receive = bed_.Receive(kTag, buffer);
   ASSERT_TRUE(Message("hello"));
+  const auto held = receive.use_count();
   receiver_.DropMessage(receive.get());
   EXPECT_EQ(lane_.discarded, 1);
-  EXPECT_EQ(receive.use_count(), 1);
+  EXPECT_EQ(receive.use_count(), held - 1);
   (void)receiver_.OnPayload();
-  EXPECT_TRUE(bed_.owner.events.empty());
+  EXPECT_FALSE(receive->done);
 }
 
 TEST_F(FrameReceiverTest, ARefusedFrameCountsThoughItsLaneIsLost) {

@@ -561,9 +561,9 @@ void FrameSender::Refuse(std::uint32_t sequence, std::uint64_t operation_id, con
 void FrameSender::SendNack(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   const auto code = static_cast<std::uint8_t>(error.code());
   // Without a lane, the replacement lane sends it.
-  const bool now = lane_ == nullptr || (control_.may_refuse() && !acks_.has_unsaid());
+  const bool now = lane_ == nullptr || (control_.may_refuse() && !acks_.refusals().has_unsaid());
   if (now) SendNackFrame({sequence, code}, operation_id, error.message());
-  acks_.AddRefusal(sequence, code, now);
+  acks_.refusals().Add(sequence, code, now);
 }
 
 void FrameSender::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_t operation_id,
@@ -577,17 +577,17 @@ void FrameSender::SendNackFrame(const wire::RefusalOnWire& refusal, std::uint64_
 // Sends the refusals for which there was no room. Each is sent before its frame may be
 // acknowledged, and does not carry that acknowledgement itself.
 void FrameSender::SendPendingNacks() {
-  if (!acks_.has_unsaid()) return;
+  if (!acks_.refusals().has_unsaid()) return;
   while (control_.may_refuse()) {
-    const auto refusal = acks_.NextUnsaid();
+    const auto refusal = acks_.refusals().NextUnsaid();
     if (!refusal) break;
     const Code code = wire::CodeFromWire(static_cast<std::uint8_t>(refusal->code));
     SendNackFrame(
         *refusal, 0,
         fmt::format("{}; too many refusals at once to keep the reason of each", CodeName(code)));
-    acks_.SaidNext();
+    acks_.refusals().SaidNext();
   }
-  if (!acks_.has_unsaid()) SendAck();  // was delayed until the last refusal was sent
+  if (!acks_.refusals().has_unsaid()) SendAck();  // was delayed until the last refusal was sent
 }
 
 LaneFrame* FrameSender::NewReadRefusal(std::uint64_t operation_id, std::uint32_t slice,
@@ -607,7 +607,7 @@ LaneFrame* FrameSender::NewReadRefusal(std::uint64_t operation_id, std::uint32_t
 
 void FrameSender::Close() {
   pool_.Clear();
-  acks_.ForgetRefusals();
+  acks_.refusals().Clear();
   memory_.Close();
 }
 

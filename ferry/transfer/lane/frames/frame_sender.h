@@ -90,23 +90,14 @@ class AckSchedule {
   std::uint32_t Take();
   void OnIdle() { scheduled_ = false; }
 
-  // A frame was refused. `said`: the refusal was sent. Otherwise the frame and all later ones are
+  // Frames that were refused. Where a refusal was not sent yet, its frame and all later ones are
   // not acknowledged until it is.
-  void AddRefusal(std::uint32_t sequence, std::uint8_t code, bool said) {
-    refusals_.Add(sequence, code, said);
-  }
-  bool has_unsaid() const noexcept { return refusals_.has_unsaid(); }
-  std::optional<wire::RefusalOnWire> NextUnsaid() const { return refusals_.NextUnsaid(); }
-  void SaidNext() { refusals_.SaidNext(); }
-  // Processed frames that wait for refusals to be sent.
-  std::size_t waiting() const noexcept { return refusals_.UnsaidSpan(finished_); }
-  std::size_t refusal_bytes() const noexcept { return refusals_.bytes(); }
+  RefusalLog& refusals() noexcept { return refusals_; }
+  const RefusalLog& refusals() const noexcept { return refusals_; }
 
   // The lane is no longer used: its replacement sends the count and all refusals.
   void OnLaneDown();
   LaneProgress progress() const;
-  // Frees the memory of the refusals.
-  void ForgetRefusals() { refusals_.Clear(); }
 
  private:
   const std::uint64_t window_bytes_;

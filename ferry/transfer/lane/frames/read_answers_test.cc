@@ -11,7 +11,7 @@ namespace {
 
 using Action = net::Placement::Action;
 
-class ReadAnswersTest : public ::testing::Test, private StagingHost {
+class ReadAnswersTest : public ::testing::Test {
  protected:
   ReadAnswersTest() : bytes_(4000) {
     frames_.SetLane(&lane_);
@@ -34,13 +34,9 @@ class ReadAnswersTest : public ::testing::Test, private StagingHost {
   std::vector<std::byte> bytes_;
   std::shared_ptr<RegionState> region_;  // shared with the table
   FrameSender frames_{bed_.site};
-  LaneStaging staging_{&bed_.owner, bed_.loop.get(), this};
+  LaneStaging staging_{&bed_.owner, bed_.loop.get(), {[] {}, [] { return false; }}};
   SendWindow window_;
   ReadAnswers answers_{bed_.site, &frames_, &window_, &staging_.outbox()};
-
- private:
-  void OnCopiesEnded() override {}
-  bool ResumeForSlot() override { return false; }
 };
 
 TEST_F(ReadAnswersTest, SendsTheRegionsMemoryAndPinsItUntilTheAcknowledgement) {

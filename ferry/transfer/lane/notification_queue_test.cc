@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/lane/message_queue.h"
 
 namespace ferry::transfer {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/lane/message_queue.h"
 #include "ferry/transfer/testing/cost.h"
 
 namespace ferry::transfer {

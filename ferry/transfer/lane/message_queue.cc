@@ -1,5 +1,5 @@
 // Sends and receives tagged messages, eager and by rendezvous, and keeps notifications.
-#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/lane/message_queue.h"
 
 #include <fmt/core.h>
 
@@ -233,10 +233,10 @@ Error TooShort(const OperationState& receive, std::uint64_t tag, std::uint64_t b
 
 }  // namespace
 
-MessageQueue::MessageQueue(const LaneContext* context, EventLoop* home, MessageHost* host)
+MessageQueue::MessageQueue(const LaneContext* context, EventLoop* home)
     : context_(context),
       home_(home),
-      host_(host),
+      host_(context->operations),
       notifications_(context->config, context->memory) {}
 
 Error MessageQueue::Malformed(const char* what) const {

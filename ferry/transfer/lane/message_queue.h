@@ -18,11 +18,11 @@
 #include "ferry/core/number_map.h"
 #include "ferry/core/result.h"
 #include "ferry/core/seeded_hash.h"
-#include "ferry/transfer/connection/ready_flag.h"
 #include "ferry/transfer/gpu/stager.h"
 #include "ferry/transfer/handshake/wire.h"
 #include "ferry/transfer/lane/lane_site.h"
 #include "ferry/transfer/lane/operation_state.h"
+#include "ferry/transfer/lane/ready_flag.h"
 #include "ferry/transfer/memory/held_memory.h"
 
 namespace ferry::transfer {
@@ -31,6 +31,15 @@ namespace ferry::transfer {
 inline constexpr std::uint64_t kKeptRecordBytes = 128;
 // Bytes charged for an entry of a table of messages, which is a quarter full after it has grown.
 inline constexpr std::uint64_t kTableEntryBytes = 160;
+
+// A message that arrived before its receive was posted.
+struct ArrivedMessage {
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t peer_operation = 0;
+  bool announced = false;       // an RTS: the data is still at the sender
+  std::vector<std::byte> data;  // the data, unless `announced`
+};
 
 // Matches receives with messages: receives in posting order, messages in arrival order. A receive
 // takes a message whose tag equals its own tag in the bits of its mask. Not thread-safe.
@@ -146,45 +155,15 @@ class NotificationQueue {
   ReadyFlag ready_;
 };
 
-// The connection as its messages see it. Home loop.
-class MessageHost {
- public:
-  // Keeps the connection alive.
-  virtual std::shared_ptr<void> KeepAlive() = 0;
-  // Sends a sequenced frame over the first lane (LaneEngine::SendSequenced).
-  virtual void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
-                    std::span<const std::byte> payload, OperationRef operation) = 0;
-  // Whether a further RTS may be sent (LaneEngine::MaySendRts).
-  virtual bool MaySendRts() const = 0;
-  // Whether a further CTS or refusal may be sent (LaneEngine::MayAnswer).
-  virtual bool MayAnswer() const = 0;
-  // Stops writing an arriving message into the receive's buffer.
-  virtual void DropMessage(const OperationState& receive) = 0;
-  // Makes the lanes that have opened the region, which was removed, stop receiving into it, then
-  // runs `then`.
-  virtual void Revoke(const std::shared_ptr<RegionState>& region, EventLoop::Task then) = 0;
-
-  // Null if it has ended.
-  virtual OperationRef Find(std::uint64_t operation_id) const = 0;
-  // Ends an operation; does nothing if it has ended.
-  virtual void End(OperationState& operation, Status status) = 0;
-  // Sends the operation's plan, slice by slice.
-  virtual void BeginSlices(const OperationRef& operation) = 0;
-  virtual void Fail(const Error& error) = 0;
-
- protected:
-  ~MessageHost() = default;
-};
-
 // Tagged messages and notifications of a connection. A small message is sent at once (eager). A
 // large one, or one that finds no room, uses a rendezvous: the sender sends an RTS, the receiver
 // answers with a CTS once the receive is posted, and all lanes write the message into the receive's
 // buffer like any other write. A FIN ends it. While the peer leaves too many answers
 // unacknowledged, further ones wait without their text. Home loop only, except notifications().
-class MessageQueue final : public MessageSink {
+class MessageQueue final {
  public:
-  // All must outlive the queue.
-  MessageQueue(const LaneContext* context, EventLoop* home, MessageHost* host);
+  // Both must outlive the queue.
+  MessageQueue(const LaneContext* context, EventLoop* home);
 
   void BeginSend(const OperationRef& operation);
   void BeginReceive(const OperationRef& operation);
@@ -201,18 +180,27 @@ class MessageQueue final : public MessageSink {
   // Any thread.
   NotificationQueue& notifications() noexcept { return notifications_; }
 
-  // MessageSink
-  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader) override;
-  Result<OperationRef> TakeReceive(std::uint64_t tag, std::uint64_t bytes) override;
-  void PutBackReceive(const OperationRef& receive) override;
-  bool MayKeep(std::uint64_t bytes) const override;
-  void TakeRts(std::uint64_t peer_operation, const wire::TagBody& body) override;
-  void OnWholeMessage(const OperationRef& receive, ArrivedMessage message,
-                      const Status& intact) override;
-  bool MayNotify(std::uint64_t bytes) const override { return notifications_.HasRoom(bytes); }
-  void OnNotification(std::vector<std::byte> bytes) override;
-  void OnAcknowledged() override;
-  void BecomesRts(const OperationRef& operation) override;
+  // ---- What the first lane has received.
+  //
+  // A control frame of a message. An error ends the connection.
+  Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader);
+  // Takes the receive that matches the tag. Null if no receive matches; kInvalidArgument if its
+  // buffer is too small.
+  Result<OperationRef> TakeReceive(std::uint64_t tag, std::uint64_t bytes);
+  // Requeues a receive whose message did not arrive completely; the sender will resend it.
+  void PutBackReceive(const OperationRef& receive);
+  // Whether there is room for a message without a receive.
+  bool MayKeep(std::uint64_t bytes) const;
+  // An RTS arrived: a message that waits at the peer.
+  void TakeRts(std::uint64_t peer_operation, const wire::TagBody& body);
+  // A whole message arrived. `receive`: the receive whose buffer holds it; null if `message` holds
+  // its data.
+  void OnWholeMessage(const OperationRef& receive, ArrivedMessage message, const Status& intact);
+  void OnNotification(std::vector<std::byte> bytes);
+  // The peer has acknowledged frames that were kept for that: others may be.
+  void OnAcknowledged();
+  // The peer has no room for this eager message, which is settled: it waits here as after an RTS.
+  void BecomesRts(const OperationRef& operation);
 
  private:
   // An answer to an RTS that has to wait.
@@ -247,7 +235,7 @@ class MessageQueue final : public MessageSink {
 
   const LaneContext* const context_;
   EventLoop* const home_;
-  MessageHost* const host_;
+  OperationHost* const host_;
   NotificationQueue notifications_;
   Matcher matcher_;
   std::uint64_t early_bytes_ = 0;  // of messages that LandEarly copies

@@ -1,5 +1,5 @@
 // Tests tagged messages against a connection that only records what they ask for.
-#include "ferry/transfer/connection/message_queue.h"
+#include "ferry/transfer/lane/message_queue.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/transfer/testing/fake_operations.h"
 #include "ferry/transfer/testing/linked_endpoints.h"
 
 namespace ferry::transfer {
@@ -18,49 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using wire::Type;
-
-class FakeHost final : public MessageHost {
- public:
-  struct Frame {
-    Type type{};
-    std::uint64_t operation = 0;
-    std::vector<std::byte> body;
-    std::size_t payload = 0;
-  };
-
-  std::shared_ptr<void> KeepAlive() override { return nullptr; }
-  void Send(Type type, std::uint64_t operation_id, std::span<const std::byte> body,
-            std::span<const std::byte> payload, OperationRef /*operation*/) override {
-    sent.push_back({type, operation_id, {body.begin(), body.end()}, payload.size()});
-  }
-  bool MaySendRts() const override { return may_send_rts; }
-  bool MayAnswer() const override { return may_answer; }
-  void DropMessage(const OperationState& receive) override { dropped = receive.id; }
-  void Revoke(const std::shared_ptr<RegionState>& /*region*/, EventLoop::Task then) override {
-    revoked.push_back(std::move(then));
-  }
-  OperationRef Find(std::uint64_t operation_id) const override {
-    const auto it = operations.find(operation_id);
-    return it == operations.end() ? nullptr : it->second;
-  }
-  void End(OperationState& operation, Status status) override {
-    if (operations.erase(operation.id) > 0) operation.Complete(std::move(status));
-  }
-  void BeginSlices(const OperationRef& operation) override {
-    operation->Enter(OperationState::Phase::kSlices);
-    sliced.push_back(operation->id);
-  }
-  void Fail(const Error& error) override { failed = error.message(); }
-
-  std::map<std::uint64_t, OperationRef> operations;
-  std::vector<Frame> sent;
-  std::vector<std::uint64_t> sliced;
-  std::vector<EventLoop::Task> revoked;  // what is to follow
-  std::uint64_t dropped = 0;
-  std::string failed;
-  bool may_send_rts = true;
-  bool may_answer = true;
-};
 
 class MessageQueueTest : public ::testing::Test {
  protected:
@@ -72,7 +30,8 @@ class MessageQueueTest : public ::testing::Test {
     context_.regions = &regions_;
     context_.memory = &memory_;
     context_.peer_name = "peer:1";
-    queue_.emplace(&context_, loop_.get(), &host_);
+    context_.operations = &host_;
+    queue_.emplace(&context_, loop_.get());
   }
 
   OperationRef New(OperationKind kind, std::uint64_t tag) {
@@ -130,7 +89,7 @@ class MessageQueueTest : public ::testing::Test {
   HeldMemory memory_;
   LaneContext context_;
   std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
-  FakeHost host_;
+  FakeOperations host_;
   std::vector<std::byte> memory_to_send_ = std::vector<std::byte>(10000);
   std::vector<std::byte> buffer_ = std::vector<std::byte>(5000);
   std::uint64_t last_id_ = 0;
@@ -356,7 +315,7 @@ TEST_F(MessageQueueTest, MalformedFramesEndTheConnection) {
 }
 
 TEST_F(MessageQueueTest, NotificationsAreKeptForTheApplication) {
-  EXPECT_TRUE(queue_->MayNotify(10));
+  EXPECT_TRUE(queue_->notifications().HasRoom(10));
   queue_->OnNotification(std::vector<std::byte>(10));
   std::vector<std::byte> taken;
   EXPECT_TRUE(queue_->notifications().Take(&taken));
