@@ -16,7 +16,7 @@ ConnectionCore::ConnectionCore(const Config& config, RegionTable* regions, Peer 
       monitor_(&common_, &lanes_),
       operations_(&common_, &lanes_, &monitor_, &messages_),
       messages_(&common_.context, common_.home),
-      lanes_(common_.context, this, loops),
+      lanes_(common_.context, loops),
       open_lanes_(loops.size()) {}
 
 ConnectionCore::~ConnectionCore() = default;
@@ -27,6 +27,7 @@ LaneContext ConnectionCore::ContextFor(RegionTable* regions, std::size_t lanes) 
   context.memory = &memory_;
   context.sharing = &sharing_;
   context.shares = &shares_;
+  context.owner = this;
   context.operations = &operations_;
   context.messages = &messages_;
   context.connection = this;

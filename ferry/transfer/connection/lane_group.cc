@@ -5,12 +5,11 @@
 
 namespace ferry::transfer {
 
-LaneGroup::LaneGroup(const LaneContext& context, LaneOwner* owner,
-                     const std::vector<EventLoop*>& loops)
-    : owner_(owner) {
+LaneGroup::LaneGroup(const LaneContext& context, const std::vector<EventLoop*>& loops)
+    : owner_(context.owner) {
   for (std::size_t i = 0; i < loops.size(); ++i) {
     lanes_.push_back(
-        std::make_unique<LaneEngine>(context, owner, loops[i], static_cast<std::uint32_t>(i)));
+        std::make_unique<LaneEngine>(context, loops[i], static_cast<std::uint32_t>(i)));
   }
 }
 

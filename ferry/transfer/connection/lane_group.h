@@ -27,7 +27,7 @@ constexpr LaneSet LaneBit(std::size_t lane) { return LaneSet{1} << lane; }
 class LaneGroup {
  public:
   // `loops`: one for each lane; the first is the home loop. All must outlive the group.
-  LaneGroup(const LaneContext& context, LaneOwner* owner, const std::vector<EventLoop*>& loops);
+  LaneGroup(const LaneContext& context, const std::vector<EventLoop*>& loops);
 
   std::size_t size() const noexcept { return lanes_.size(); }
   // With at least three lanes the first one carries messages, notifications and small operations,

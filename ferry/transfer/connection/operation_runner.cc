@@ -251,7 +251,9 @@ struct OperationRunner::Submission {
   OperationRef operation;
 
   Submission(OperationRunner* its_runner, OperationRef its_operation)
-      : runner(its_runner), keep(its_runner->KeepAlive()), operation(std::move(its_operation)) {}
+      : runner(its_runner),
+        keep(its_runner->lanes_->KeepAlive()),
+        operation(std::move(its_operation)) {}
   Submission(Submission&&) = default;
   Submission& operator=(Submission&&) = delete;
   ~Submission() {
@@ -277,29 +279,30 @@ void OperationRunner::Submit(OperationRef operation) {
 }
 
 void OperationRunner::Cancel(OperationRef operation) {
-  common_->home->PostOrRun([keep = KeepAlive(), this, operation = std::move(operation)] {
+  common_->home->PostOrRun([keep = lanes_->KeepAlive(), this, operation = std::move(operation)] {
     Abort(operation, Error(Code::kCancelled, NameOf(*operation) + " was cancelled"));
   });
 }
 
 // Its own deadline may have passed just now; then the first of the two aborts it.
 void OperationRunner::Expire(OperationRef operation) {
-  common_->home->PostOrRun([keep = KeepAlive(), this, operation = std::move(operation)] {
+  common_->home->PostOrRun([keep = lanes_->KeepAlive(), this, operation = std::move(operation)] {
     if (table_.Contains(operation->id) && !operation->aborting) AbortLate(operation);
   });
 }
 
 // The operation may have been cancelled or timed out while it waited.
 void OperationRunner::OnStreamReached(OperationRef operation, const Status& reached) {
-  common_->home->Post([keep = KeepAlive(), this, operation = std::move(operation), reached] {
-    if (!table_.Contains(operation->id)) return;  // it has ended meanwhile
-    if (common_->state.lost()) return End(*operation, common_->state.error());
-    if (reached) return BeginNow(operation);
-    End(*operation,
-        Error(reached.error().code(),
-              fmt::format("{} did not begin because the stream that it waits for failed: {}",
-                          NameOf(*operation), reached.error().message())));
-  });
+  common_->home->Post(
+      [keep = lanes_->KeepAlive(), this, operation = std::move(operation), reached] {
+        if (!table_.Contains(operation->id)) return;  // it has ended meanwhile
+        if (common_->state.lost()) return End(*operation, common_->state.error());
+        if (reached) return BeginNow(operation);
+        End(*operation,
+            Error(reached.error().code(),
+                  fmt::format("{} did not begin because the stream that it waits for failed: {}",
+                              NameOf(*operation), reached.error().message())));
+      });
 }
 
 // ---- the life of an operation -------------------------------------------------------------------
@@ -340,7 +343,7 @@ void OperationRunner::SendNotification(const OperationRef& operation) {
 
 void OperationRunner::PostRoundDone(const OperationRef& operation) {
   // Always posted: the caller is in the middle of its own bookkeeping.
-  common_->home->Post([keep = KeepAlive(), this, operation] { OnRoundDone(operation); });
+  common_->home->Post([keep = lanes_->KeepAlive(), this, operation] { OnRoundDone(operation); });
 }
 
 // The end of a round of slices: a message continues with its FIN, a write with its notification;
@@ -446,12 +449,12 @@ void OperationRunner::Revoke(const std::shared_ptr<RegionState>& region, EventLo
 }
 
 void OperationRunner::Fail(const Error& error) {
-  common_->home->Post([keep = KeepAlive(), this, error] { common_->fail_now(error); });
+  common_->home->Post([keep = lanes_->KeepAlive(), this, error] { common_->fail_now(error); });
 }
 
 // Handed to all lanes: any of them may be the first to have room.
 void OperationRunner::DealAgain(const OperationRef& operation) {
-  common_->home->Post([keep = KeepAlive(), this, operation] {
+  common_->home->Post([keep = lanes_->KeepAlive(), this, operation] {
     if (dealer_.FirstCarries(*operation)) lanes_->front().AddWork(operation);
   });
   for (std::size_t i = lanes_->first_bulk(); i < lanes_->size(); ++i) {
@@ -462,7 +465,7 @@ void OperationRunner::DealAgain(const OperationRef& operation) {
 // Also done when a lane comes up: operations may have begun while there was none.
 void OperationRunner::DealRestSoon() {
   if (common_->state.lost() || std::exchange(deal_rest_due_, true)) return;
-  common_->home->Post([keep = KeepAlive(), this] {
+  common_->home->Post([keep = lanes_->KeepAlive(), this] {
     deal_rest_due_ = false;
     if (!common_->state.lost()) DealRest();
   });
@@ -526,7 +529,7 @@ void OperationRunner::AbortLate(const OperationRef& operation) {
       [waits, operation](LaneEngine& lane) {
         (*waits)[lane.index()] = lane.Waits(operation.get());
       },
-      [keep = KeepAlive(), this, operation, waits, late] {
+      [keep = lanes_->KeepAlive(), this, operation, waits, late] {
         std::string text = late.message();
         for (std::size_t lane = 0; lane < waits->size(); ++lane) {
           if (!(*waits)[lane].empty()) text += fmt::format("; lane {} is {}", lane, (*waits)[lane]);
@@ -565,7 +568,7 @@ void OperationRunner::LookAtDrain(const OperationRef& operation) {
         look->holds[lane.index()] = holds;
         look->acknowledged[lane.index()] = holds ? lane.Acknowledged() : 0;
       },
-      [keep = KeepAlive(), this, operation, look] { JudgeDrain(operation, *look); });
+      [keep = lanes_->KeepAlive(), this, operation, look] { JudgeDrain(operation, *look); });
 }
 
 void OperationRunner::JudgeDrain(const OperationRef& operation, const DrainLook& look) {

@@ -196,7 +196,6 @@ class OperationRunner final : public OperationHost {
   // OperationHost
   void PostRoundDone(const OperationRef& operation) override;
   void DealAgain(const OperationRef& operation) override;
-  std::shared_ptr<void> KeepAlive() override { return lanes_->KeepAlive(); }
   void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
             std::span<const std::byte> payload, OperationRef operation) override;
   bool MaySendRts() const override { return lanes_->front().MaySendRts(); }

@@ -44,7 +44,7 @@ void CurrentLane::SamplePath(const LaneSite& site) {
     site.counts->retransmits.Add(path.retransmitted_segments - retransmits_);
     retransmits_ = path.retransmitted_segments;
   }
-  site.owner->SetLanePath(site.index, path);
+  site.context.owner->SetLanePath(site.index, path);
 }
 
 // ---- FrameDispatcher ----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ Result<Placement> FrameDispatcher::OnPlainFrame(const wire::MessageHeader& heade
 Status FrameDispatcher::OnLaneLost(wire::MetaReader* reader) {
   wire::JoinBody body;
   if (!reader->Read(&body)) return MalformedFrame(site_, "lane lost");
-  site_.owner->PeerGaveUpLane(body.lane);
+  site_.context.owner->PeerGaveUpLane(body.lane);
   return Ok();
 }
 
@@ -254,11 +254,10 @@ bool MayMove(LaneEngine::State from, LaneEngine::State to) {
 
 }  // namespace
 
-LaneEngine::LaneEngine(const LaneContext& context, LaneOwner* owner, EventLoop* loop,
-                       std::uint32_t index)
-    : site_{context, owner, loop, index, &counts_, &opened_},
+LaneEngine::LaneEngine(const LaneContext& context, EventLoop* loop, std::uint32_t index)
+    : site_{context, loop, index, &counts_, &opened_},
       frames_(site_),
-      staging_(owner, loop,
+      staging_(context.owner, loop,
                {.copies_ended = [this] { OnCopiesEnded(); },
                 .resume_for_slot =
                     [this] { return dispatcher_.receiver().Resume(FrameReceiver::Wait::kSlot); }}),
@@ -414,7 +413,7 @@ std::optional<LaneProgress> LaneEngine::Freeze(std::uint32_t attempt) {
   if (state_ == State::kClosed || attempt <= attempt_) return std::nullopt;
   attempt_ = attempt;
   if (state_ == State::kUp) {
-    site_.owner->LaneFrozen(site_.index, dispatcher_.heard());
+    site_.context.owner->LaneFrozen(site_.index, dispatcher_.heard());
     GoDown("another lane takes its place");
   }
   return frames_.acks().progress();
@@ -445,7 +444,7 @@ void LaneEngine::Revive(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
   // First, so that the kernel no longer reads memory of frames that the peer says it has processed.
   lane_->Close(net::Closing::kAbort);
   if (auto settled = sender_.Settle(peer); !settled) {
-    site_.owner->LaneFailed(settled.error());
+    site_.context.owner->LaneFailed(settled.error());
     return Close(settled.error());
   }
   const std::optional<Error> failure = lane->failure();
@@ -453,8 +452,8 @@ void LaneEngine::Revive(std::uint32_t attempt, std::unique_ptr<ParkedLane> lane,
   dispatcher_.Restart();
   if (!failure) UseLane("its replacement is here");
   sender_.SendAgain();
-  if (failure) return site_.owner->LaneLost(site_.index, *failure, std::nullopt);
-  site_.owner->OnLaneUp(site_.index, lane_->Info());
+  if (failure) return site_.context.owner->LaneLost(site_.index, *failure, std::nullopt);
+  site_.context.owner->OnLaneUp(site_.index, lane_->Info());
   // Tells the peer that this side now relies on the lane.
   Probe();
   lane_.SamplePath(site_);
@@ -471,14 +470,14 @@ void LaneEngine::OnClosed(net::LaneLoss loss, const Error& error) {
   if (was_cancelled || loss == net::LaneLoss::kReset || loss == net::LaneLoss::kUnreachable) {
     GoDown("the network has dropped it");
     DropAnswers();
-    return site_.owner->LaneLost(site_.index, error,
-                                 was_cancelled ? std::nullopt : std::optional(loss));
+    return site_.context.owner->LaneLost(site_.index, error,
+                                         was_cancelled ? std::nullopt : std::optional(loss));
   }
   // First, so that no operation fails with the loss of a connection that is still up.
   if (loss == net::LaneLoss::kPeerClosed) {
-    site_.owner->PeerClosedLane(site_.index, error);
+    site_.context.owner->PeerClosedLane(site_.index, error);
   } else {
-    site_.owner->LaneFailed(error);
+    site_.context.owner->LaneFailed(error);
   }
   Close(error);
 }
@@ -504,7 +503,7 @@ void LaneEngine::Close(const Error& error) {
   if (!late.empty()) return EndLate(std::move(late), error);
   // Posted, because this may be a callback of the lane, which must return before the connection,
   // and the lane with it, can be destroyed.
-  site_.owner->PostLaneClosed(site_.index);
+  site_.context.owner->PostLaneClosed(site_.index);
 }
 
 // Ends reads that the peer may be copying into our memory right now: without the lane it cannot
@@ -512,9 +511,9 @@ void LaneEngine::Close(const Error& error) {
 void LaneEngine::EndLate(std::vector<OperationRef> late, const Error& error) {
   site_.loop->AddTimerOnLoop(
       Clock::now() + site_.context.config->drain_grace + kLateCopies,
-      [self = site_.owner->KeepAlive(), this, late = std::move(late), error] {
+      [self = site_.context.owner->KeepAlive(), this, late = std::move(late), error] {
         for (const auto& operation : late) sender_.Resolve(operation, error);
-        site_.owner->PostLaneClosed(site_.index);
+        site_.context.owner->PostLaneClosed(site_.index);
       });
 }
 

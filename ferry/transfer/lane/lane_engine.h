@@ -107,8 +107,8 @@ class LaneEngine final : private net::LaneHandler {
     kClosed,
   };
 
-  // All must outlive the lane.
-  LaneEngine(const LaneContext& context, LaneOwner* owner, EventLoop* loop, std::uint32_t index);
+  // Both must outlive the lane.
+  LaneEngine(const LaneContext& context, EventLoop* loop, std::uint32_t index);
 
   EventLoop* loop() const noexcept { return site_.loop; }
   std::uint32_t index() const noexcept { return site_.index; }

@@ -49,11 +49,11 @@ class LaneEngineTest : public ::testing::Test {
 
   LaneBed bed_;
   ScriptedLane* lane_ = nullptr;  // the latest; owned by the engine
-  LaneEngine engine_{bed_.context, &bed_.owner, bed_.loop.get(), 0};
+  LaneEngine engine_{bed_.context, bed_.loop.get(), 0};
 };
 
 TEST_F(LaneEngineTest, IsUpOnceItHasALane) {
-  const LaneEngine other(bed_.context, &bed_.owner, bed_.loop.get(), 1);
+  const LaneEngine other(bed_.context, bed_.loop.get(), 1);
   EXPECT_EQ(other.state(), State::kConnecting);
   EXPECT_EQ(engine_.state(), State::kUp);
 }

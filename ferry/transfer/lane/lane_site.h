@@ -27,6 +27,7 @@
 namespace ferry::transfer {
 
 class GpuSharing;
+class LaneOwner;
 class MessageQueue;
 class OperationHost;
 
@@ -107,6 +108,7 @@ struct LaneContext {
   HeldMemory* memory = nullptr;   // held for the peer
   GpuSharing* sharing = nullptr;  // with the peer
   LaneShares* shares = nullptr;
+  LaneOwner* owner = nullptr;
   OperationHost* operations = nullptr;
   MessageQueue* messages = nullptr;  // home loop: used by the first lane only
   // Identifies the connection (Accessor::connection, RegionState::only_for).
@@ -135,8 +137,6 @@ class OperationHost {
 
   // ---- Messages. Home loop.
   //
-  // Keeps the connection alive.
-  virtual std::shared_ptr<void> KeepAlive() = 0;
   // Null if it has ended.
   virtual OperationRef Find(std::uint64_t operation_id) const = 0;
   // Ends an operation; does nothing if it has ended.
@@ -212,7 +212,6 @@ struct LaneCounts {
 // Where a lane is. The same for all its parts, which outlive neither the lane nor its connection.
 struct LaneSite {
   const LaneContext& context;
-  LaneOwner* owner;
   EventLoop* loop;
   std::uint32_t index;
   LaneCounts* counts;

@@ -463,12 +463,12 @@ void MessageQueue::LandEarly(const OperationRef& receive) {
     if (ended) return;
     return host_->End(*receive, receive->abort_error ? Status(*receive->abort_error) : Ok());
   }
-  auto slot = receive->stager->Take(
-      StageWay::kFromNetwork, [keep = host_->KeepAlive(), this, receive](StageSlot given) {
-        home_->Post([keep, this, receive, given = std::move(given)]() mutable {
-          LandPart(receive, std::move(given));
-        });
-      });
+  auto slot = receive->stager->Take(StageWay::kFromNetwork, [keep = context_->owner->KeepAlive(),
+                                                             this, receive](StageSlot given) {
+    home_->Post([keep, this, receive, given = std::move(given)]() mutable {
+      LandPart(receive, std::move(given));
+    });
+  });
   if (slot) LandPart(receive, *std::move(slot));
 }
 
@@ -484,7 +484,7 @@ void MessageQueue::LandPart(const OperationRef& receive, StageSlot slot) {
                     .src = 0,
                     .len = part.size()};
   BeginScatter(receive->stager, receiving.staged, {&block, 1},
-               [keep = host_->KeepAlive(), this, receive, bytes = part.size()] {
+               [keep = context_->owner->KeepAlive(), this, receive, bytes = part.size()] {
                  home_->Post([keep, this, receive, bytes] { OnPartLanded(receive, bytes); });
                });
 }
@@ -568,7 +568,7 @@ Status MessageQueue::OnFin(const wire::MessageHeader& header, wire::MetaReader* 
                      fmt::format("{} sent the FIN of a message in the middle of writing it",
                                  context_->peer_name))
              : status.error();
-  host_->Revoke(landing, [keep = host_->KeepAlive(), this, receive] {
+  host_->Revoke(landing, [keep = context_->owner->KeepAlive(), this, receive] {
     host_->End(*receive, *receive->abort_error);
   });
   return Ok();
@@ -592,7 +592,7 @@ void MessageQueue::AbortReceive(const OperationRef& operation, const Error& erro
   operation->abort_error = error;
   landing_.erase(receiving.peer_operation);
   context_->regions->Remove(receiving.landing);
-  host_->Revoke(receiving.landing, [keep = host_->KeepAlive(), this, operation] {
+  host_->Revoke(receiving.landing, [keep = context_->owner->KeepAlive(), this, operation] {
     host_->End(*operation, *operation->abort_error);
   });
 }

@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/transfer/testing/fake_operations.h"
-#include "ferry/transfer/testing/linked_endpoints.h"
+#include "ferry/transfer/testing/lane_bed.h"
 
 namespace ferry::transfer {
 namespace {
@@ -30,6 +29,7 @@ class MessageQueueTest : public ::testing::Test {
     context_.regions = &regions_;
     context_.memory = &memory_;
     context_.peer_name = "peer:1";
+    context_.owner = &owner_;
     context_.operations = &host_;
     queue_.emplace(&context_, loop_.get());
   }
@@ -89,6 +89,7 @@ class MessageQueueTest : public ::testing::Test {
   HeldMemory memory_;
   LaneContext context_;
   std::unique_ptr<EventLoop> loop_ = Must(EventLoop::Create());
+  FakeOwner owner_;
   FakeOperations host_;
   std::vector<std::byte> memory_to_send_ = std::vector<std::byte>(10000);
   std::vector<std::byte> buffer_ = std::vector<std::byte>(5000);

@@ -425,7 +425,7 @@ void SliceSender::OnSent(LaneFrame* frame) {
   window_.next_sent().payload = frame->payload_number;
   if (frame->payload_number != 0) window_.next_sent().sent_at = Clock::now();
   window_.MarkSent();
-  if (auto settled = SettleFrames(); !settled) site_.owner->LaneFailed(settled.error());
+  if (auto settled = SettleFrames(); !settled) site_.context.owner->LaneFailed(settled.error());
 }
 
 Status SliceSender::OnAck(std::uint32_t ack) {

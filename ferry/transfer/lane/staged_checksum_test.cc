@@ -42,7 +42,7 @@ struct StagedEnd {
     bed.config.slice_bytes = kStagedSlice;
     bed.context.window_bytes = 1 << 20;
     region = Must(bed.regions.Add(span(), Rights::kReadWrite, nullptr, stager.get()));
-    engine.emplace(bed.context, &bed.owner, bed.loop.get(), 0);
+    engine.emplace(bed.context, bed.loop.get(), 0);
     auto made = std::make_unique<ScriptedLane>();
     lane = made.get();
     engine->Adopt(std::move(made));

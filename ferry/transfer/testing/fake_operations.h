@@ -26,7 +26,6 @@ class FakeOperations final : public OperationHost {
 
   void PostRoundDone(const OperationRef& operation) override { done.push_back(operation); }
   void DealAgain(const OperationRef& operation) override { dealt.push_back(operation); }
-  std::shared_ptr<void> KeepAlive() override { return nullptr; }
   void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,
             std::span<const std::byte> payload, OperationRef /*operation*/) override {
     sent.push_back({type, operation_id, {body.begin(), body.end()}, payload.size()});

@@ -96,8 +96,7 @@ class ScriptedLane final : public net::Lane {
 
 // Where the parts of a lane under test are. The loop has no worker: the test drives it.
 struct LaneBed {
-  explicit LaneBed(std::uint32_t index = 0)
-      : site{context, &owner, loop.get(), index, &counts, &opened} {
+  explicit LaneBed(std::uint32_t index = 0) : site{context, loop.get(), index, &counts, &opened} {
     config.slice_bytes = 1000;
     config.max_operations = 100;
     context.config = &config;
@@ -109,6 +108,7 @@ struct LaneBed {
     context.window_bytes = 8000;
     context.lanes = 1;
     context.bulk_lanes = 1;
+    context.owner = &owner;
     context.operations = &operations;
     messages.emplace(&context, loop.get());
     context.messages = &*messages;

@@ -28,7 +28,7 @@ class LoneLanes final : private LaneOwner {
         monitor_(&common_, &lanes_),
         operations_(&common_, &lanes_, &monitor_, &messages_),
         messages_(&common_.context, loop_.get()),
-        lanes_(common_.context, this, std::vector<EventLoop*>(lanes, loop_.get())) {
+        lanes_(common_.context, std::vector<EventLoop*>(lanes, loop_.get())) {
     monitor_.records().Set(std::vector<net::LaneInfo>(lanes));
     common_.state.Start();
   }
@@ -55,6 +55,7 @@ class LoneLanes final : private LaneOwner {
     context.regions = &regions_;
     context.memory = &memory_;
     context.shares = &shares_;
+    context.owner = this;
     context.operations = &operations_;
     context.messages = &messages_;
     context.peer_name = "peer:1";

@@ -475,7 +475,7 @@ Status CheckMetadata(const LaneSite& site, std::span<const std::byte> meta,
   }
   const std::uint32_t found = MetadataCrc(meta, header);
   if (found == header.meta_crc) return Ok();
-  site.owner->CountMismatch();
+  site.context.owner->CountMismatch();
   return Error(
       Code::kCorrupt,
       fmt::format("the metadata of a frame of {} bytes from {} has CRC32C {:08x}, but "
@@ -509,7 +509,7 @@ Status FrameReceiver::CheckLanding(const Landing& landing) const {
 // The sender computes the checksum before the bytes leave the source, and this side cannot know who
 // writes to the source in between.
 Error FrameReceiver::Corrupt(const Mismatch& mismatch, const std::string& place) const {
-  site_.owner->CountMismatch();
+  site_.context.owner->CountMismatch();
   const char* const cause = mismatch.read
                                 ? "the owner of the memory may have written to it while it was read"
                                 : "the sender may have written to its memory while it was sent";

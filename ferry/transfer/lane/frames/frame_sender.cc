@@ -555,7 +555,7 @@ void FrameSender::RunDeferredOnLoop(EventLoop::Defer /*when*/) {
 
 void FrameSender::Refuse(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
   SendNack(sequence, operation_id, error);
-  site_.owner->CountRefusal(error);
+  site_.context.owner->CountRefusal(error);
 }
 
 void FrameSender::SendNack(std::uint32_t sequence, std::uint64_t operation_id, const Error& error) {
@@ -592,7 +592,7 @@ void FrameSender::SendPendingNacks() {
 
 LaneFrame* FrameSender::NewReadRefusal(std::uint64_t operation_id, std::uint32_t slice,
                                        const Error& error) {
-  site_.owner->CountRefusal(error);
+  site_.context.owner->CountRefusal(error);
   wire::RefuseBody refusal;
   refusal.slice = slice;
   refusal.code = static_cast<std::uint8_t>(error.code());
