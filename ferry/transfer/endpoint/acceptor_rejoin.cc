@@ -9,7 +9,7 @@
 #include "ferry/transfer/endpoint/endpoint_core.h"
 #include "ferry/transfer/handshake/parked_lane.h"
 
-// The end of slice_sender.cc describes the whole procedure.
+// lane/slice_sender.cc describes the whole procedure, above SliceSender::OnLaneDown.
 namespace ferry::transfer {
 
 Status Acceptor::OnRejoin(Handshake* handshake, wire::MetaReader* reader) {

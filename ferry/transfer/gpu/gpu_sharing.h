@@ -85,8 +85,8 @@ inline constexpr const char* kHostMemoryHere = "the memory here is host memory";
 
 // Tracks which GPU memory the two sides of a connection on one machine have shared, so that
 // transfers between GPUs can bypass TCP. Both sides share only with a process that is proved to be
-// our user's on this machine (net/machine/socket_owner.h): a handle opens a whole allocation, and whoever
-// has read it can pass it on. The side that begins an operation lets the peer map its
+// our user's on this machine (net/machine/socket_owner.h): a handle opens a whole allocation, and
+// whoever has read it can pass it on. The side that begins an operation lets the peer map its
 // memory (CUDA IPC). The peer, whose region the operation names, checks rights and bounds as for
 // any access and copies. So nobody reaches a region without its owner's consent.
 class GpuSharing {

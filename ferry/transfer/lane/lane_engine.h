@@ -140,8 +140,9 @@ class LaneEngine final : private net::LaneHandler {
 
   // Pulls slices from the operation's ledger until the ledger is empty.
   void AddWork(OperationRef operation) { sender_.AddWork(std::move(operation)); }
-  // Stops waiting for read data of the operation and releases the operation's memory. Data that
-  // arrives later is dropped.
+  // Stops waiting for read data of the operation that has not arrived, and drops it when it comes.
+  // Data that is being copied into GPU memory is in place, and its slice resolved, when the copy is
+  // over.
   void AbandonReads(const OperationRef& operation);
   // Stops receiving into the region's memory, and refuses reads of it whose data has not been
   // copied yet.
