@@ -26,8 +26,10 @@ def check_tree(root):
     words = list(read_words((root / "tests/words.txt").read_text(encoding="utf-8")))
     skipped = next((globs for _, advice, globs in words if advice == "skipped"), [])
     listed = subprocess.run(["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
-                            capture_output=True, text=True, check=True).stdout.splitlines()
-    for path in sorted(listed):
+                            capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        sys.exit(f"check_words.py: {root} is no git checkout: {listed.stderr.strip()}")
+    for path in sorted(listed.stdout.splitlines()):
         if any(fnmatch.fnmatchcase(path, glob) for glob in skipped) or not (root / path).is_file():
             continue
         text = (root / path).read_text(encoding="utf-8", errors="ignore")

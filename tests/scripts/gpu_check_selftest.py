@@ -113,10 +113,10 @@ class Writing(unittest.TestCase):
         self.assertNotIn("us_p50", starts.rows["through the plugin, kernel, depth 4: write 65536 KiB"]["values"])
         self.assertIn("plain TCP, depth 4: write 65536 KiB", starts.rows)
 
-    def test_each_start_is_written_before_the_next_one_may_fail(self):
+    def test_each_start_is_written_and_a_wrong_one_leaves_nothing(self):
         def one_start(_, starts, __):
             if starts.rows:
-                raise bench_gpu.Failed("the machine was taken back")
+                raise bench_gpu.Failed("wrong bytes")
             starts.add("row", {}, {"gbps": (1, "GB/s")})
 
         written = []
@@ -124,10 +124,14 @@ class Writing(unittest.TestCase):
         made.add.side_effect = lambda name, **_: made.result["rows"].update({name: {}})
         made.write.side_effect = lambda: written.append(list(made.result["rows"]))
         options = argparse.Namespace(programs=".", starts=3, out=None)
-        with unittest.mock.patch.dict(bench_gpu.ONE_START, {"copies": one_start}), \
+        with tempfile.TemporaryDirectory() as folder, \
+                unittest.mock.patch.dict(bench_gpu.ONE_START, {"copies": one_start}), \
                 unittest.mock.patch.object(bench_gpu, "Summary", lambda *_: made):
-            with self.assertRaisesRegex(bench_gpu.Failed, "taken back"):
+            made.path = pathlib.Path(folder) / "copies_gpu.json"
+            made.path.touch()
+            with self.assertRaisesRegex(bench_gpu.Failed, "wrong bytes"):
                 bench_gpu.measure("copies", options)
+            self.assertFalse(made.path.exists())
         self.assertEqual(written, [["row"]])
 
     def python_rows(self, absent, nano_exit, groups=4):

@@ -86,6 +86,20 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(self.check("ferry/copy/kernel.cu", prim), "")
         self.assertIn("copy may not include", self.check("ferry/copy/host.cc", prim))
 
+    def test_a_circle_of_forbidden_includes_is_reported_though_it_has_no_floors(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for path, included in (("ferry/core/a.cc", "ferry/net/a.h"), ("ferry/net/a.cc", "ferry/core/a.h"),
+                                   ("docs/architecture.md", "")):
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(f'#include "{included}"\n', encoding="utf-8")
+            done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, timeout=30, check=False)
+        self.assertEqual(done.stderr, "")
+        self.assertIn("core may not include ferry/net/a.h", done.stdout)
+
+    def test_a_room_beside_ferry_is_not_one_below_it(self):
+        self.assertIn("'ferry' is not a layer", self.check("ferry/tools/a.cc", ""))
+
     def test_a_picture_that_shows_other_includes_is_a_violation_until_it_is_drawn_anew(self):
         module = rules(ALLOWED={"core": set(), "net": {"core"}, "transfer": {"net"}, "transfer/lane": {"core"}})
         with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,6 @@ LaneContext ConnectionCore::ContextFor(RegionTable* regions, std::size_t lanes) 
   context.sharing = &sharing_;
   context.shares = &shares_;
   context.owner = this;
-  context.operations = &operations_;
   context.messages = &messages_;
   context.connection = this;
   context.peer = peer_.endpoint;

@@ -40,8 +40,8 @@ struct Peer {
 
 // A connection: owns its lanes and the parts that run its operations and messages and watch its
 // lanes, and starts and ends them all. Its parts know each other in this order, each only those
-// before it: state and statistics (ConnectionCommon), lanes (LaneGroup), LaneMonitor, MessageQueue,
-// OperationRunner.
+// before it: MessageQueue, state and statistics (ConnectionCommon), lanes (LaneGroup), LaneMonitor,
+// OperationRunner. Calls up go by LaneOwner and OperationHost.
 class ConnectionCore final : public SharingHost,
                              public LaneOwner,
                              public std::enable_shared_from_this<ConnectionCore> {

@@ -235,7 +235,9 @@ OperationRunner::OperationRunner(ConnectionCommon* common, const LaneGroup* lane
       lanes_(lanes),
       monitor_(monitor),
       messages_(messages),
-      dealer_(&monitor->lives()) {}
+      dealer_(&monitor->lives()) {
+  common_->context.operations = this;
+}
 
 std::string OperationRunner::NameOf(const OperationState& operation) const {
   return fmt::format("{} {} to {}", OperationName(operation.kind), operation.id,

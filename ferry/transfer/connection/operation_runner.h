@@ -168,7 +168,7 @@ class LaneMonitor;
 // where any thread is named.
 class OperationRunner final : public OperationHost {
  public:
-  // All must outlive the runner.
+  // All must outlive the runner, which enters itself in the context.
   OperationRunner(ConnectionCommon* common, const LaneGroup* lanes, LaneMonitor* monitor,
                   MessageQueue* messages);
 
@@ -193,7 +193,7 @@ class OperationRunner final : public OperationHost {
   // No lane touches memory any more: ends the rest.
   void Close(const Error& error);
 
-  // OperationHost
+  // OperationHost; the first two on any thread.
   void PostRoundDone(const OperationRef& operation) override;
   void DealAgain(const OperationRef& operation) override;
   void Send(wire::Type type, std::uint64_t operation_id, std::span<const std::byte> body,

@@ -101,7 +101,8 @@ class LaneShares {
 };
 
 // What is constant for all lanes of a connection, from before the first lane is adopted. Owned by
-// the connection. What the pointers refer to may be used on any thread.
+// the connection. What the pointers refer to may be used on any thread, but for the interfaces and
+// the messages, which say their threads.
 struct LaneContext {
   const Config* config = nullptr;
   RegionTable* regions = nullptr;
@@ -110,7 +111,7 @@ struct LaneContext {
   LaneShares* shares = nullptr;
   LaneOwner* owner = nullptr;
   OperationHost* operations = nullptr;
-  MessageQueue* messages = nullptr;  // home loop: used by the first lane only
+  MessageQueue* messages = nullptr;  // used by the first lane only, on the home loop
   // Identifies the connection (Accessor::connection, RegionState::only_for).
   const void* connection = nullptr;
   std::uint32_t number = kNoConnection;  // of the connection, in the endpoint (region_openers.h)
@@ -124,10 +125,10 @@ struct LaneContext {
 };
 
 // What happens to the connection's operations because of their slices and messages. None of these
-// blocks or calls back into a lane.
+// blocks.
 class OperationHost {
  public:
-  // ---- Slices. On the loop of any lane.
+  // ---- Slices. On the loop of any lane, into which they do not call back.
   //
   // The operation's current round of slices is complete.
   virtual void PostRoundDone(const OperationRef& operation) = 0;
@@ -135,7 +136,7 @@ class OperationHost {
   // carry them.
   virtual void DealAgain(const OperationRef& operation) = 0;
 
-  // ---- Messages. Home loop.
+  // ---- Messages. On the home loop; they may call the first lane, and others that live there.
   //
   // Null if it has ended.
   virtual OperationRef Find(std::uint64_t operation_id) const = 0;

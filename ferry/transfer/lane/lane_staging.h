@@ -181,7 +181,7 @@ class StagingInbox {
   bool asked_ = false;               // a slot was requested
 };
 
-// What a lane does because of its copies. Called on its loop, not from inside one of its calls.
+// What a lane does because of its copies. Both run on its loop, in a task of their own.
 struct StagingCalls {
   // Copies have ended since the last call.
   std::function<void()> copies_ended;

@@ -162,7 +162,8 @@ class NotificationQueue {
 // unacknowledged, further ones wait without their text. Home loop only, except notifications().
 class MessageQueue final {
  public:
-  // Both must outlive the queue.
+  // Both must outlive the queue. The context has its pointers already, except to the lanes' owner
+  // and to this queue.
   MessageQueue(const LaneContext* context, EventLoop* home);
 
   void BeginSend(const OperationRef& operation);
@@ -180,7 +181,7 @@ class MessageQueue final {
   // Any thread.
   NotificationQueue& notifications() noexcept { return notifications_; }
 
-  // ---- What the first lane has received.
+  // ---- What happens on the first lane.
   //
   // A control frame of a message. An error ends the connection.
   Status OnMessage(const wire::MessageHeader& header, wire::MetaReader* reader);

@@ -56,7 +56,6 @@ class LoneLanes final : private LaneOwner {
     context.memory = &memory_;
     context.shares = &shares_;
     context.owner = this;
-    context.operations = &operations_;
     context.messages = &messages_;
     context.peer_name = "peer:1";
     context.window_bytes = 1 << 20;

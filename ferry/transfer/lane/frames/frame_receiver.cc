@@ -174,7 +174,8 @@ void FrameReceiver::Close() {
 
 // ---- waiting ------------------------------------------------------------------------------------
 
-// Refusals need no pause while fewer are unsent than the peer can have frames in flight.
+// Refusals need no pause while fewer processed frames wait for an unsent one than the peer can have
+// in flight.
 bool FrameReceiver::MustPause() {
   if (state_ == State::kPaused) MoveTo(State::kIdle);  // it is offered again
   const bool copies = inbox_->size() >= kMaxLandingFrames;

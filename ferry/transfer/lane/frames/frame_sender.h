@@ -90,8 +90,8 @@ class AckSchedule {
   std::uint32_t Take();
   void OnIdle() { scheduled_ = false; }
 
-  // Frames that were refused. Where a refusal was not sent yet, its frame and all later ones are
-  // not acknowledged until it is.
+  // It knows which frames were refused. While a refusal has not been sent, its frame and all later
+  // ones are not acknowledged.
   RefusalLog& refusals() noexcept { return refusals_; }
   const RefusalLog& refusals() const noexcept { return refusals_; }
 
