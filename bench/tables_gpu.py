@@ -2,10 +2,10 @@
 import re
 
 from intervals import median_ratio_interval
-from tables import (KERNEL_HEAD, RESULTS, TABLES, brief, ceilings, grid, kernel_cells, label, middle, number, origin,
-                    ratio, rounds_ratio, spread, table, wrapped)
+from tables import (RESULTS, TABLES, grid, label, middle, number, origin, ratio, rounds_ratio, spread, table,
+                    wrapped)
 
-HEAD = ["", "median (min to max)", "compared with"]
+HEAD = ["", "median (min–max)", "compared with"]
 
 
 def one_gpu(function):
@@ -27,15 +27,17 @@ def transfers(result):
 
 @table("transfers_2xh200")
 def transfers_two(result):
-    return transfer_rows(result) + ["", *nccl_settings(result)] + origin(result, "transfers_2xh200")
+    return transfer_rows(result) + origin(result, "transfers_2xh200")
 
 
 def transfer_rows(result):
+    """Writes of 64 MiB and 1 GiB, of pages of 256 MiB, and one read."""
     rows = []
     for name, row in result["rows"].items():
-        if not name.startswith("nccl "):
-            rows.append([f"{short(name)}, {row['path']}", spread(row["gbps"], "GB/s"), beside_transfer(row)])
-    return grid(["", "median (min to max)", "floors, GB/s; ours / min(floor, H2D)"], rows)
+        sizes = (256 << 20,) if "pages" in name else (64 << 20, 1 << 30)
+        if name == "contiguous: read 1048576 KiB" or "read" not in name and row["size"] in sizes:
+            rows.append([short(name), spread(row["gbps"]), beside_transfer(row)])
+    return grid(["", "GB/s", "cold, ring, H2D; ours / min(floor, H2D)"], rows)
 
 
 def short(name):
@@ -45,50 +47,36 @@ def short(name):
 
 def beside_transfer(row):
     """Both floors: memory that no cache holds, and a ring of buffers that is reused."""
-    said = ceilings(row)
-    if "floor_gbps" not in row or "h2d_gbps" not in row:
-        return said
-    ours = middle(row, "gbps")
-    shares = [ratio(ours, min(middle(row, floor), middle(row, "h2d_gbps")))
-              for floor in ("floor_gbps", "ring_floor_gbps") if floor in row]
-    return f"{said}; {', '.join(shares)}"
-
-
-def nccl_settings(result):
-    sizes = {}
-    for name, row in result["rows"].items():
-        if name.startswith("nccl "):
-            setting = name[len("nccl "):].split(":")[0]
-            sizes.setdefault(row["size"], {})[setting] = row["gbps"]
-    rows = []
-    for size, by_setting in sizes.items():
-        best = max(by_setting, key=lambda setting: by_setting[setting]["median"])
-        rows.append([f"{size >> 20} MiB", spread(by_setting.get("default"), "GB/s"),
-                     f"{spread(by_setting[best], 'GB/s')} ({best})"])
-    return grid(["torch send/recv over NCCL's sockets", "default", "best setting"], rows) if rows else []
+    if "floor_gbps" not in row:
+        return ""
+    cold, ring, engine, ours = (middle(row, key) for key in ("floor_gbps", "ring_floor_gbps", "h2d_gbps", "gbps"))
+    return (f"{number(cold)}, {number(ring)}, {number(engine)}; "
+            f"{ratio(ours, min(cold, engine))}, {ratio(ours, min(ring, engine))}")
 
 
 @one_gpu
 def copies(result):
     rows = []
     for name, row in result["rows"].items():
-        if row["bytes"] == 64 << 20 and row.get("executor", "dma") != "dma":
+        if row["bytes"] == 64 << 20 and row.get("executor") == "kernel":
             beside = rounds_ratio(row, "gbps", "ceiling_gbps")
             engine = rounds_ratio(row, "gbps", "dma_gbps") if "dma_gbps" in row else ""
-            blocks = f"{row['direction']}, {row['executor']}, {row['host_side']}, {row['block_size'] >> 10} KiB"
-            rows.append([blocks, spread(row["gbps"], "GB/s"), beside, engine])
-    pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "ms", 1e3), spread(row["speedup"], "×"),
-                  spread(row["overlap_percent"], "%")] for name, row in result["rows"].items() if row.get("form")]
-    staged = [[name.removeprefix("staged: "), spread(row["gbps"], "GB/s"), spread(row["copy_engine_ratio"], "×"),
-               spread(row.get("cp_async_ratio"), "×")] for name, row in result["rows"].items() if "staged_form" in row]
-    ladder = [[name.removeprefix("ladder: "), spread(row["ms_per_chunk"], "ms"), row["document"]]
+            blocks = f"{row['direction']}, {row['host_side']}, {row['block_size'] >> 10} KiB"
+            rows.append([blocks, spread(row["gbps"]), beside, engine])
+    pipelines = [[name.removeprefix("pipeline: "), spread(row["seconds"], "", 1e3), spread(row["speedup"]),
+                  spread(row["overlap_percent"])] for name, row in result["rows"].items()
+                 if row.get("form") and "pinned" in name and name.endswith(("blocking, 1 streams", "4 streams"))]
+    staged = [[name.removeprefix("staged: "), spread(row["gbps"]), spread(row["copy_engine_ratio"])]
+              for name, row in result["rows"].items()
+              if "staged_form" in row and ("cuda" in name) == name.endswith("3 stages")]
+    ladder = [[name.removeprefix("ladder: "), spread(row["ms_per_chunk"]), row["document"].removesuffix(" ms")]
               for name, row in result["rows"].items() if "rung" in row]
-    lines = [*grid(["64 MiB", "median (min to max)", "of a plain copy", "of one DMA copy per block"], rows), "",
-             *grid(["through a kernel and back", "time", "speedup over blocking", "overlap"], pipelines)]
+    lines = [*grid(["64 MiB", "GB/s", "of a plain copy", "of one DMA copy per block"], rows), "",
+             *grid(["through a kernel and back", "ms", "speedup over blocking", "overlap, %"], pipelines)]
     if staged:
-        lines += ["", *grid(["by way of shared memory", "rate", "of the copy engine", "of cp.async"], staged)]
+        lines += ["", *grid(["by way of shared memory", "GB/s", "of the copy engine"], staged)]
     if ladder:
-        lines += ["", *grid(["unpacking 512 KiB, for each chunk", "ours", "the document's"], ladder)]
+        lines += ["", *grid(["unpacking 512 KiB, ms for each chunk", "ours", "the document's"], ladder)]
     return lines
 
 
@@ -103,20 +91,21 @@ def unpack_two(result):
 
 
 def unpack_rows(result):
-    """Unpacking alone, then transfers through the plugin: their times to launch are of a message and of a chunk."""
-    rows = result["rows"]
-    alone = [[name, spread(row["gbps"], "GB/s"), spread(row["launch_us_per_message"], "µs")]
+    """Unpacking alone, of fragments as TCPX has them, then transfers through the plugin."""
+    rows = {name: row for name, row in result["rows"].items()
+            if not re.search("(of 1024 bytes|of 16384 bytes|latency.* 4 KiB)$", name)}
+    alone = [[name, spread(row["gbps"]), spread(row["launch_us_per_message"])]
              for name, row in rows.items() if "launch_us_per_message" in row]
-    by_rows = [[name.removeprefix("rows, "), spread(row["rows_gbps"], "GB/s"), spread(row["ratio"]),
-                spread(row["launch_us"], "µs")] for name, row in rows.items() if "rows_gbps" in row]
-    latency = [[through_name(name), spread(row["us_p50"], "µs"), spread(row["us_p99"], "µs")]
+    by_rows = [[name.removeprefix("rows, "), spread(row["rows_gbps"]), spread(row["ratio"])]
+               for name, row in rows.items() if "rows_gbps" in row]
+    latency = [[through_name(name), spread(row["us_p50"])]
                for name, row in rows.items() if "us_p50" in row]
-    lines = grid(["unpacking alone", "median (min to max)", "launch per message"], alone)
+    lines = grid(["unpacking alone", "GB/s", "launch per message, µs"], alone)
     if by_rows:
-        lines += ["", *grid(["rows read by the GPU", "rate", "of a list prepared before", "until launched"], by_rows)]
+        lines += ["", *grid(["rows read by the GPU", "GB/s", "of a list prepared before"], by_rows)]
     lines += ["", *through_rows(rows)]
     if latency:
-        lines += ["", *grid(["one write at a time", "median", "99th percentile"], latency)]
+        lines += ["", *grid(["one write at a time", "median, µs"], latency)]
     return lines
 
 
@@ -131,40 +120,66 @@ def through_rows(rows):
     beside = {name: row for name, row in found.items() if name.startswith("plain TCP")}
     lines = []
     for name, row in found.items():
+        group, _, moved = through_name(name).partition(": ")
+        shown = moved == "read 64 MiB" or moved == "write 64 MiB" and group in ("kernel", "dma")
+        if not shown or name in beside or "16 channels" in name:
+            continue
         depth = ", depth 4" if ", depth 4" in name else ""
         tcp = beside.get(f"plain TCP{depth}:{name.rpartition(':')[2]}") if name not in beside else None
-        lines.append([through_name(name), spread(row["gbps"], "GB/s"), spread(row.get("launch_us"), "µs"),
+        lines.append([through_name(name), spread(row["gbps"]),
                       *([ratio(middle(row, "gbps"), middle(tcp, "gbps")) if tcp else ""] if beside else [])])
-    return grid(["through the plugin", "median (min to max)", "from the plugin's report to the launch",
-                 *(["of plain TCP"] if beside else [])], lines)
+    return grid(["through the plugin", "GB/s", *(["of plain TCP"] if beside else [])], lines)
+
+
+# Of each op a small case and the largest, and those that the documents speak of.
+CASES = re.compile(r"gelu fp32|mul_add bf16 rows=2048|rows=(8|10922|65536) |silu.* rows=1 |"
+                   r"rows=(1|256) .*(greedy|top-p)|"
+                   r"(rope|kvcache) bf16 tokens=(1|16384) .*kv_heads=8$|qk_.* tokens=(256|4096|16384) heads=32|"
+                   r"attention_decode .*batch=(1 tokens=1024|64|32) .*page=256|"
+                   r"attention_prefill .*batch=16? .*(2 stages|wgmma)")
 
 
 @one_gpu
 def kernels(result):
-    """One table per op; parameters that all its rows share stand above it."""
+    """Parameters that all rows of an op share stand below the table."""
     ops = {}
     for name, row in result["rows"].items():
-        op, _, shape = label(name).partition(" ")
-        if op == "fused_add_gelu" and not shape.endswith((", exact", ", tanh")):
-            shape += ", tanh"  # recorded before there was another form
-        ops.setdefault(op, []).append((shape, row))
-    lines = []
+        name = label(name)
+        if CASES.search(name):
+            op, _, shape = name.partition(" ")
+            if op == "fused_add_gelu" and not shape.endswith((", exact", ", tanh")):
+                shape += ", tanh"  # recorded before there was another form
+            ops.setdefault(op, []).append((shape.removeprefix("bf16 ").replace(", ", " , ").split(" "), row))
+    cells, shared = [], []
     for op, rows in ops.items():
-        words = [shape.replace(", ", " , ").split(" ") for shape, _ in rows]
-        common = [word for word in words[0] if word != "," and all(word in other for other in words)]
-        if len(rows) == 1:
-            common = []
-        cells = [[" ".join(word for word in shape if word not in common).replace(" , ", ", ").strip(" ,"),
-                  *kernel_cells(row)] for shape, (_, row) in zip(words, rows)]
-        head = f"`{op}`" + (f", {' '.join(common)}" if common else "")
-        lines += [*wrapped(f"{head}:"), "", *grid(["case", *KERNEL_HEAD], cells), ""]
-    return lines[:-1]
+        common = [word for word in rows[0][0] if word != "," and all(word in other for other, _ in rows)]
+        cells += [[f"`{op}` {' '.join(word for word in shape if word not in common)}".replace(" , ", ", ").strip(" ,"),
+                   *kernel_cells(row)] for shape, row in rows]
+        shared.append(f"{op} {' '.join(common)}")
+    return [*grid(["", "µs", "GB/s", "of a copy", "torch at its best, µs"], cells), "",
+            *wrapped(f"In all rows: {'; '.join(shared)}.")]
+
+
+def kernel_cells(row):
+    """Time, rate, the share of a copy's rate, and the shortest of the times of torch."""
+    rate = f"{number(middle(row, 'rate'))} {row['rate']['unit']}".removesuffix(" GB/s") if "rate" in row else ""
+    share = ratio(middle(row, "rate"), middle(row, "ceiling_gbps")) if "ceiling_gbps" in row else ""
+    torch = min((key for key in row if key.startswith("torch ")), key=lambda key: middle(row, key), default="")
+    return [spread(row["us"]), rate, share, f"{torch[6:]} {number(middle(row, torch))}" if torch else ""]
 
 
 @one_gpu
 def python(result):
+    """Of the errors the largest for each tolerance, which is that of a type; 32 sequences; 8 GiB of weights."""
+    worst = {}
+    for name, row in result["rows"].items():
+        if "error" in row:
+            worst.setdefault(row["tolerance"], []).append((row["error"]["median"], name))
+    hidden = {name for found in worst.values() for _, name in found if name != max(found)[1]}
     rows = []
     for name, row in result["rows"].items():
+        if name in hidden or re.search("of [1-9]6? seq|push_weights 1024|speed: .*tanh|memory: [^C]", name):
+            continue
         if "tokens_per_s" in row:
             rows.append([name, spread(row["tokens_per_s"], "tokens/s"), spread(row["step_ms"], "ms") + " per step"])
         elif "own_us" in row:
@@ -186,13 +201,9 @@ def python(result):
 @table("nccl_2gpu")
 def nccl(result):
     """Ours as it is by default, the sockets as installed, and the better of the settings that were the fastest in
-    other starts; then what each costs, and what bounds ours."""
-    lines = []
-    for place, title in (("lo", "loopback"), ("veth", "veth, MTU 9000")):
-        cells = nccl_cells(result, place, nccl_versions(result)[0])
-        if cells:
-            lines += [*nccl_rates(cells, title), "", *nccl_costs(cells, title), ""]
-    return [*lines, *nccl_bounds(result), *nccl_other_version(result), *origin(result, "nccl_2gpu")[1:]]
+    other starts; then what each costs and what bounds ours."""
+    cells = nccl_cells(result, "lo", nccl_versions(result)[0])
+    return [*nccl_rates(cells), "", *nccl_costs(cells), *origin(result, "nccl_2gpu")]
 
 
 @table("nccl_2gpu")
@@ -236,65 +247,31 @@ def interval(theirs, ours):
     return f"{middle_value:.2f} ({low:.2f}–{high:.2f})" if theirs["us"]["n"] > 1 else f"{middle_value:.2f}"
 
 
-def nccl_rates(cells, title):
-    times, ratios = [], []
-    for (operation, size), nets in cells.items():
-        if "ferry" not in nets or not best_socket(nets):
-            continue
-        best, ours, name = best_socket(nets), nets["ferry"], f"{operation} {size_of(size)}"
-        default = nets.get("default")
-        times.append([name, brief(ours["us"]), brief(default["us"]) if default else "", brief(nets[best]["us"])])
-        ratios.append([name, best, interval(nets[best], ours), interval(default, ours) if default else ""])
-    return [*grid([f"{title}; µs", "ours", "sockets, as installed", "sockets, best setting"], times), "",
-            *grid([title, "best setting", "its time / ours (95 %)", "as installed / ours (95 %)"], ratios)]
-
-
-def nccl_costs(cells, title):
+def nccl_rates(cells):
+    """What README.md and docs/ speak of."""
     rows = []
     for (operation, size), nets in cells.items():
-        for net in dict.fromkeys(filter(None, ("ferry" if "ferry" in nets else "", best_socket(nets)))):
-            row = nets[net]
-            if "cpu_seconds_per_gb" in row and size >= 1 << 20:
-                facts = [str(row.get(key, "")) for key in ("channels", "peer_channels", "sockets", "pinned_mib")]
-                rows.append([f"{operation} {size_of(size)}, {net}", brief(row["cpu_seconds_per_gb"]), *facts])
-    return grid([title, "CPU s/GB", "channels", "to a peer", "sockets", "pinned MiB"], rows)
+        best = best_socket(nets)
+        sizes = (8, 4 << 10, 32 << 10, 1 << 20, 4 << 20, 64 << 20, 256 << 20)
+        if operation not in ("send_recv", "all_reduce"):
+            sizes = (1 << 20,)
+        if "ferry" in nets and best and size in sizes:
+            rows.append([f"{operation} {size_of(size)}", spread(nets["ferry"]["us"]),
+                         spread(nets["default"]["us"]) if "default" in nets else "",
+                         spread(nets[best]["us"]), interval(nets[best], nets["ferry"])])
+    return grid(["µs", "ours", "sockets, as installed", "sockets, best setting", "best's time / ours (95 %)"], rows)
 
 
-def nccl_bounds(result):
+def nccl_costs(cells):
     rows = []
-    for (operation, size), nets in nccl_cells(result, "lo", nccl_versions(result)[0]).items():
-        if "null" in nets and "ferry" in nets:
-            ours, null = nets["ferry"], nets["null"]
-            rows.append([f"{operation} {size_of(size)}", brief(ours["us"]), brief(null["us"]),
-                         *(brief(ours.get(key)) for key in ("proxy_percent", "copiers_percent"))])
-    head = ["what bounds it", "ours, µs", "no bytes moved, µs", "proxy thread, %", "copying threads, %"]
-    return [*grid(head, rows), ""] if rows else []
-
-
-def nccl_other_version(result):
-    first, *others = nccl_versions(result)
-    lines = []
-    for version in others:
-        before, rows = nccl_cells(result, "lo", first), []
-        for pair, nets in nccl_cells(result, "lo", version).items():
-            old = before.get(pair, {})
-            rows += [[f"{pair[0]} {size_of(pair[1])}, {net}", brief(old[net]["us"]), brief(row["us"]),
-                      interval(old[net], row)] for net, row in nets.items() if net in old]
-        lines += [*grid(["µs", f"NCCL {first}", f"NCCL {version}", "rate, to the first's (95 %)"], rows), ""]
-    return lines
-
-
-@table("nccl_five_devices_2xh200")
-def nccl_earlier(result):
-    """Measured on a commit that is no longer in the history."""
-    rows = []
-    for name, row in result["rows"].items():
-        *words, size, _ = name.split(" ")
-        rows.append([" ".join([*words, size_of(int(size))]), brief(row["us"]),
-                     f"{brief(row['best_socket_us'])} ({row['best_socket']})",
-                     ratio(middle(row, "best_socket_us"), middle(row, "us"))])
-    return grid(["five devices; µs", "ours", "sockets, better of two settings", "sockets / ours"], rows) \
-        + origin(result, "nccl_five_devices_2xh200")
+    for (operation, size), nets in cells.items():
+        both = [nets[net] for net in ("ferry", best_socket(nets)) if net in nets]
+        shown = operation in ("send_recv", "all_reduce") and size in (1 << 20, 4 << 20, 64 << 20)
+        if shown and len(both) == 2:
+            null = ratio(middle(nets["null"], "us"), middle(both[0], "us")) if "null" in nets else ""
+            costs = [spread(row.get("cpu_seconds_per_gb")) for row in both]
+            rows.append([f"{operation} {size_of(size)}", *costs, null])
+    return grid(["CPU s/GB", "ours", "best setting", "time without moving bytes / ours"], rows)
 
 
 def size_of(size):

@@ -1,23 +1,22 @@
 """The table of our NIXL back end beside UCX's."""
 from tables import grid, number, origin, rounds_ratio, spread, table, wrapped
 
-TITLES = ("defaults", "UCX at its best")
+TITLES = ("UCX at its best",)
 GPU_TITLES = ("GPU memory over TCP", "GPU memory within one machine")
 # The words and the unit of each measured value.
-SHOWN = {"gbps": ("", "GB/s"), "cpu_seconds_per_gb": ("CPU, ", "s/GB"), "us_p50": ("median, ", "µs"),
-         "us_p99": ("p99, ", "µs"), "cpu_us": ("CPU, ", "µs"), "prepare_ms": ("initialize_xfer, ", "ms"),
-         "first_ms": ("first transfer, ", "ms")}
+SHOWN = {"gbps": ("", "GB/s"), "us_p50": ("median, ", "µs"), "us_p99": ("p99, ", "µs"),
+         "prepare_ms": ("initialize_xfer, ", "ms"), "first_ms": ("first transfer, ", "ms")}
 
 
 @table("nixl_2core")
 def nixl(result):
-    return [*tables_of(result, {title: f"UCX's settings: {title}" for title in TITLES}), *stopped(result["rows"]), "",
+    return [*tables_of(result, TITLES), *stopped(result["rows"]), "",
             *versions(result), *origin(result, "nixl_2core")]
 
 
 @table("nixl_2xh200")
 def nixl_gpu(result):
-    return [*tables_of(result, {title: title for title in GPU_TITLES}), *versions(result),
+    return [*tables_of(result, GPU_TITLES), *versions(result),
             *origin(result, "nixl_2xh200")]
 
 
@@ -28,13 +27,13 @@ def versions(result):
 def tables_of(result, titles):
     """A table for each of the titles, and an empty line."""
     lines = []
-    for title, heading in titles.items():
+    for title in titles:
         rows = []
         for name, row in result["rows"].items():
             work, _, rest = name.partition(", FERRY")
             if rest.endswith(f", {title}"):
                 rows += compared(result["rows"], work + rest.removesuffix(f", {title}"), row, work, title)
-        lines += [*grid([heading, "FERRY", "UCX, or `ferry perf`", "ratio"], rows), ""]
+        lines += [*grid([title, "FERRY", "UCX", "ratio"], rows), ""]
     return lines
 
 
@@ -48,10 +47,6 @@ def compared(rows, shown, ours, work, title):
         both = {"ours": ours[key], "theirs": theirs[key]} if theirs else None
         lines.append([f"{shown}, {what}{unit}".replace(", ,", ","), spread(ours[key]),
                       spread(theirs[key]) if theirs else "", rounds_ratio(both, "ours", "theirs") if both else ""])
-    perf = rows.get(f"{work}, ferry perf, {title}")
-    if perf and "gbps" in ours:
-        lines.append([f"{shown}, `ferry perf`, GB/s", spread(ours["gbps"]), spread(perf["gbps"]),
-                      rounds_ratio({"ours": ours["gbps"], "theirs": perf["gbps"]}, "ours", "theirs")])
     return lines
 
 

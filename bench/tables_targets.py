@@ -52,7 +52,7 @@ def short(test):
 def flood_targets(result):
     rows = []
     for name, row in result["rows"].items() if result else []:
-        share = rounds_ratio(row, "gbps_beside_flood", "gbps")
+        share = rounds_ratio(row, "gbps_beside_flood", "gbps").replace("–", " to ")
         rows.append(row_of(f"writes during: {label(name)}", f"≥ {FLOODS} of the rate without", share,
                            float(share.split(" ")[0]) >= FLOODS))
     return rows
