@@ -33,12 +33,12 @@ def check_tree(root):
         if any(fnmatch.fnmatchcase(path, glob) for glob in skipped) or not (root / path).is_file():
             continue
         text = (root / path).read_text(encoding="utf-8", errors="ignore")
-        for number, line in enumerate([path, *text.splitlines()]):
-            plain = PARTS.sub(" ", line).lower()
-            for pattern, advice, right in words:
-                found = pattern.search(plain)
-                if found and not any(fnmatch.fnmatchcase(path, glob) for glob in right):
-                    yield f"{path}:{number}: '{found.group()}': say {advice}"
+        plain = PARTS.sub(" ", f"{path}\n{text}").lower()
+        for pattern, advice, right in words:
+            if not any(fnmatch.fnmatchcase(path, glob) for glob in right):
+                for found in pattern.finditer(plain):
+                    line = plain.count("\n", 0, found.start())
+                    yield f"{path}:{line}: '{found.group()}': say {advice}"
 
 
 def main():
