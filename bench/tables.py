@@ -314,7 +314,7 @@ def small_messages(result):
 def strangers(result):
     rows = [[label(name), spread(row["gbps_beside_flood"]),
              rounds_ratio(row, "gbps_beside_flood", "gbps")] for name, row in result["rows"].items()]
-    return grid(["flood", "GB/s", "rate / rate without flood"], rows) + origin(result, "strangers_2core")
+    return grid(["flood", "GB/s", "share of the rate without a flood"], rows) + origin(result, "strangers_2core")
 
 
 # Words of older results, and the present ones.

@@ -131,7 +131,7 @@ def through_rows(rows):
     return grid(["through the plugin", "GB/s", *(["of plain TCP"] if beside else [])], lines)
 
 
-# Of each op a small case and the largest, and those that the documents speak of.
+# For each op: a small case, the largest, and the cases that documents name.
 CASES = re.compile(r"gelu fp32|mul_add bf16 rows=2048|rows=(8|10922|65536) |silu.* rows=1 |"
                    r"rows=(1|256) .*(greedy|top-p)|"
                    r"(rope|kvcache) bf16 tokens=(1|16384) .*kv_heads=8$|qk_.* tokens=(256|4096|16384) heads=32|"
@@ -170,7 +170,7 @@ def kernel_cells(row):
 
 @one_gpu
 def python(result):
-    """Of the errors the largest for each tolerance, which is that of a type; 32 sequences; 8 GiB of weights."""
+    """Rows: the largest error of each type, 32 sequences, 8 GiB of weights. A type has one tolerance."""
     worst = {}
     for name, row in result["rows"].items():
         if "error" in row:

@@ -174,14 +174,14 @@ void FrameReceiver::Close() {
 
 // ---- waiting ------------------------------------------------------------------------------------
 
-// Refusals need no pause while fewer processed frames wait for an unsent one than the peer can have
-// in flight.
+// Refusals need no pause while fewer processed frames wait for an unsent refusal than the peer can
+// have in flight.
 bool FrameReceiver::MustPause() {
   if (state_ == State::kPaused) MoveTo(State::kIdle);  // it is offered again
   const bool copies = inbox_->size() >= kMaxLandingFrames;
-  if (!copies &&
-      frames_->acks().refusals().UnsaidSpan(frames_->acks().finished()) < 2 * site_.max_sequenced())
-    return false;
+  const AckSchedule& acks = frames_->acks();
+  const std::size_t waiting = acks.refusals().UnsaidSpan(acks.finished());
+  if (!copies && waiting < 2 * site_.max_sequenced()) return false;
   (void)Pause(copies ? Wait::kCopies : Wait::kPeer);
   return true;
 }
