@@ -17,7 +17,7 @@ def targets_of_demo():
     text = (ROOT / "scripts/demo").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if "cmake --build --preset release" in line]
     assert len(lines) == 1, lines
-    return re.search(r"--target((?: \w+)+)", lines[0]).group(1).split()
+    return re.search(r"--target((?:\s+\w+)+)", lines[0]).group(1).split()
 
 
 def ninja(build, *arguments):
@@ -32,7 +32,8 @@ def outputs_of(build, targets):
         # The file itself, where a name is a link to it.
         outputs.update(re.findall(r"^    (\S+)$", ninja(build, "query", target).split("  outputs:")[0],
                                   re.MULTILINE))
-    return outputs | set(ninja(build, "inputs", *targets).splitlines())
+    # Not "inputs", which leaves out files that a rule makes together with others.
+    return outputs | set(re.findall(r'label="([^"]+)"', ninja(build, "graph", *targets)))
 
 
 def named_in_readme():
@@ -41,13 +42,13 @@ def named_in_readme():
 
 def installed_from(build):
     """Files of the build folder that its install script takes, but for what CMake itself writes."""
-    files = set()
+    files, made = set(), {line.split(": ")[0] for line in ninja(build, "targets", "all").splitlines()}
     for script in pathlib.Path(build).rglob("cmake_install.cmake"):
         for kind, names in re.findall(r'TYPE (\w+)[^)]*?FILES((?:\s+"[^"]+")+)', script.read_text()):
-            if kind in ("EXECUTABLE", "STATIC_LIBRARY", "SHARED_LIBRARY", "MODULE"):
-                files.update(re.findall(r'"([^"]+)"', names))
-    paths = {pathlib.Path(name) for name in files}
-    return {str(path.relative_to(build)) for path in paths if path.is_relative_to(build)}
+            names = {pathlib.Path(name) for name in re.findall(r'"([^"]+)"', names)}
+            names = {str(name.relative_to(build)) for name in names if name.is_relative_to(build)}
+            files.update(names if kind in ("EXECUTABLE", "STATIC_LIBRARY", "SHARED_LIBRARY", "MODULE") else names & made)
+    return files
 
 
 def main():
